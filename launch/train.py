@@ -16,7 +16,7 @@ from launch.report import try_report
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_config
 from launch.run.logs import open_logs
-from launch.run.loop import TrainingLoop
+from launch.run.loop import TrainingLoop, steps_of
 from launch.run.pinned import with_commits
 from launch.run.results import record_results
 from launch.run.skipped_updates import describe_healthy
@@ -24,8 +24,6 @@ from launch.run.start import check_run, held_out_evaluator, resume_from, start_n
 from specjax.checkpoint import Checkpointer
 from specjax.rewards import RewardFn
 from specjax.train.stages import Stages
-from specjax.train.timed_step import ProbeStep
-from specjax.train.train_step import TrainStep
 
 
 def main(argv: list[str]) -> int:
@@ -64,7 +62,7 @@ def train(experiment: Experiment, directory: Path, signals: StopSignals, work: U
             with open_logs(experiment, directory, start, signals) as logs:
                 warn_of_start(experiment, logs.events, continuing, work.found)
                 rest = pipeline, evaluate, costs, saves, logs, work
-                state = TrainingLoop(experiment, start, TrainStep(stages), ProbeStep(stages), *rest).run()
+                state = TrainingLoop(experiment, start, *steps_of(experiment, stages), *rest).run()
             if logs.skipped.reason is not None:
                 raise RunStopped(f"{logs.skipped.reason}; {describe_healthy(saves)}")
             if signals.received is not None:

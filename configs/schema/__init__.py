@@ -3,6 +3,7 @@
 The options of an algorithm are defined with it in `specjax`, and imported here so that a recipe needs one import.
 """
 
+from configs.schema.asynchronous import AsynchronousConfig
 from configs.schema.before_rl import DistillConfig, WarmupConfig
 from configs.schema.data import ArithmeticConfig, DataConfig
 from configs.schema.functions import LossOptions, RolloutOptions

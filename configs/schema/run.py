@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from configs.schema.asynchronous import AsynchronousConfig
 from configs.schema.before_rl import DistillConfig, WarmupConfig
 from configs.schema.data import DataConfig
 from configs.schema.functions import LossOptions, RolloutOptions
@@ -44,6 +45,7 @@ class RunConfig(TrainConfig):
     max_skipped: NonNegative = 10
     cost_table: str | None = None
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    asynchronous: AsynchronousConfig = field(default_factory=AsynchronousConfig)
     hosts: HostsConfig = field(default_factory=HostsConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     draft: DraftConfig = field(default_factory=DraftConfig)
@@ -65,11 +67,19 @@ class RunConfig(TrainConfig):
         super().__post_init__()
         if self.profile_step > self.steps:
             raise ValueError(f"profile_step = {self.profile_step}: must be at most steps = {self.steps}")
-        uncorrected = self.updates.several and not self.updates.recompute_old
-        if self.model.rollout_dtype is not None and (self.loss.importance_cap is None or uncorrected):
-            needed = "updates.recompute_old with several updates" if uncorrected else "loss.importance_cap"
-            raise ValueError(
-                f"model.rollout_dtype = {self.model.rollout_dtype}: must be None without {needed}, to correct for it"
-            )
+        self._check_correction()
         if self.rollout.verifier not in VERIFIERS:
             raise ValueError(f"rollout.verifier: must be one of {', '.join(VERIFIERS)} in a recipe, to be written down")
+
+    def _check_correction(self) -> None:
+        """Raise ValueError if rollouts sample from another law than the one that is trained, and no weight corrects."""
+        uncorrected = self.updates.several and not self.updates.recompute_old
+        if self.loss.importance_cap is not None and not uncorrected:
+            return
+        needed = "updates.recompute_old with several updates" if uncorrected else "loss.importance_cap"
+        for name, value, same in (
+            ("model.rollout_dtype", self.model.rollout_dtype, None),
+            ("asynchronous.lag", self.asynchronous.lag, 0),
+        ):
+            if value not in (None, same):
+                raise ValueError(f"{name} = {value}: must be {same} without {needed}, to correct for it")

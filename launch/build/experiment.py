@@ -25,6 +25,7 @@ from launch.data.tokenizers import ByteTokenizer, Tokenizer
 from specjax import kernels
 from specjax.parallel import processes
 from specjax.parallel.mesh import batch_shards, make_mesh
+from specjax.parallel.send import disjoint_mesh
 from specjax.rollout.generate import RolloutFn, per_shard, prepare
 from specjax.rollout.plan import Phase, RolloutConfig, lay_out
 from specjax.rollout.speculative import speculative_rollout
@@ -39,7 +40,8 @@ class Experiment:
 
     Attributes:
         config:     the resolved config. Unset stop tokens are the tokenizer's; a draft without parameters is frozen.
-        mesh:       devices of the run.
+        mesh:       devices that train.
+        rollout_mesh: devices that generate; `mesh` unless the run is asynchronous.
         tokenizer:  of the problems' texts.
         problems:   to train and to evaluate on; empty if nothing needed them.
         networks:   policy and draft, with their parameters.
@@ -49,6 +51,7 @@ class Experiment:
 
     config: RunConfig
     mesh: Mesh
+    rollout_mesh: Mesh
     tokenizer: Tokenizer
     problems: Problems
     networks: Networks
@@ -97,7 +100,7 @@ class Experiment:
     @property
     def phases(self) -> tuple[Phase, ...]:
         """Phases of a rollout, with the slots of one data shard."""
-        shards = batch_shards(self.mesh)
+        shards = batch_shards(self.rollout_mesh)
         return lay_out(self.config.rollout, self.sequences // shards, self.config.data.max_prompt_tokens)
 
     def abstract_prompts(self, count: int) -> Prompts:
@@ -113,12 +116,12 @@ class Experiment:
         width, networks = self.config.data.max_prompt_tokens, self.networks
         policy, drafter, params = networks.policy, networks.drafter, networks.params
         rows = prompts * config.group_size
-        phases = len(lay_out(config, rows // batch_shards(self.mesh), width))
+        phases = len(lay_out(config, rows // batch_shards(self.rollout_mesh), width))
         step = jax.ShapeDtypeStruct((), jnp.int32)
         draft_length_indices = jax.ShapeDtypeStruct((phases,), jnp.int32) if config.draft_lengths else None
-        generate = per_shard(self.rollout_fn, policy, drafter, config, self.mesh)
+        generate = per_shard(self.rollout_fn, policy, drafter, config, self.rollout_mesh)
         try:
-            with jax.set_mesh(self.mesh):
+            with jax.set_mesh(self.rollout_mesh):
                 rollout = jax.eval_shape(
                     lambda params, *others: generate(prepare(policy, drafter, params), *others),
                     *(replace(params, memory=()), self.abstract_prompts(prompts), (step, step), draft_length_indices),
@@ -141,15 +144,20 @@ def build_experiment(config: RunConfig, training: bool = True, unfinished: Unfin
     """
     _check_windows(config)
     functions = _load_functions(config)
-    _request_cpu_devices(math.prod(config.mesh.shape))
+    ahead = config.asynchronous
+    _request_cpu_devices(
+        math.prod(config.mesh.shape) + (0 if ahead.lag is None else math.prod(ahead.rollout_mesh.shape))
+    )
     try:
         mesh = make_mesh(config.mesh)
+        rollout_mesh = mesh if ahead.lag is None else disjoint_mesh(ahead.rollout_mesh, mesh)
         # Raises if SPECJAX_KERNELS is invalid.
         kernels.compiler_options(jnp.dtype(config.model.dtype))
     except ValueError as error:
         raise ConfigError(str(error)) from error
     if training:
         _check_divisibility(config, batch_shards(mesh))
+        _check_prompts(config, batch_shards(rollout_mesh), "asynchronous.rollout_mesh")
     with unfinished.phase("loading", 3, "parts", kept=False, quiet=True) as phase:
         tokenizer = build_tokenizer(config)
         phase.finish(note="tokenizer loaded")
@@ -160,7 +168,8 @@ def build_experiment(config: RunConfig, training: bool = True, unfinished: Unfin
         phase.finish(note="problems loaded")
         networks = build_networks(config, mesh, tokenizer, problems.train)
         phase.finish(note="networks loaded")
-    return Experiment(_frozen_if_empty(config, networks), mesh, tokenizer, problems, networks, *functions)
+    meshes = mesh, rollout_mesh
+    return Experiment(_frozen_if_empty(config, networks), *meshes, tokenizer, problems, networks, *functions)
 
 
 def abstract_experiment(config: RunConfig, mesh: Mesh) -> Experiment:
@@ -179,7 +188,7 @@ def abstract_experiment(config: RunConfig, mesh: Mesh) -> Experiment:
     config = replace(config, rollout=replace(config.rollout, stop_tokens=config.rollout.stop_tokens or stop_tokens))
     problems = build_problems(config) if config.draft.lookup.kind == "history" else Problems(train=[], held_out=[])
     networks = build_networks(config, mesh, tokenizer, problems.train, shapes=True)
-    return Experiment(_frozen_if_empty(config, networks), mesh, tokenizer, problems, networks, *functions)
+    return Experiment(_frozen_if_empty(config, networks), mesh, mesh, tokenizer, problems, networks, *functions)
 
 
 def _frozen_if_empty(config: RunConfig, networks: Networks) -> RunConfig:
@@ -208,12 +217,17 @@ def _request_cpu_devices(count: int) -> None:
             jax.config.update("jax_num_cpu_devices", min(count, os.cpu_count() or 1))
 
 
+def _check_prompts(config: RunConfig, shards: int, mesh: str) -> None:
+    if config.data.prompts % shards:
+        raise ConfigError(
+            f"data.prompts = {config.data.prompts}: must be a multiple of {mesh}.data x {mesh}.fsdp = {shards}"
+        )
+
+
 def _check_divisibility(config: RunConfig, shards: int) -> None:
     """Raise ConfigError unless prompts, groups, minibatches and microbatches divide evenly over the data shards."""
-    prompts = config.data.prompts
-    if prompts % shards:
-        raise ConfigError(f"data.prompts = {prompts}: must be a multiple of mesh.data x mesh.fsdp = {shards}")
-    groups, updates = config.selection.groups, config.updates
+    _check_prompts(config, shards, "mesh")
+    prompts, groups, updates = config.data.prompts, config.selection.groups, config.updates
     if groups % shards or groups > prompts:
         raise ConfigError(
             f"selection.groups = {groups}: must be a multiple of mesh.data x mesh.fsdp = {shards}, and at most "

@@ -33,9 +33,13 @@ def check_training(experiment: Experiment) -> None:
     config = experiment.config
     rows = {"data.prompts": config.data.prompts, "rollout.group_size": config.rollout.group_size}
     state = [_parameters(experiment), *_training_state(experiment)]
+    rollout, update = _rollout(experiment, config.rollout, config.data.prompts, rows), _update(experiment, rows)
     with refusing():
-        for stage in (_rollout(experiment, config.rollout, config.data.prompts, rows), _update(experiment, rows)):
-            check_memory([*state, *stage], experiment.mesh)
+        if experiment.rollout_mesh is experiment.mesh:
+            check_memory([*state, *rollout], experiment.mesh)
+        else:
+            check_memory(rollout, experiment.rollout_mesh)
+        check_memory([*state, *update], experiment.mesh)
 
 
 def _parameters(experiment: Experiment) -> Part:
@@ -62,8 +66,8 @@ def _training_state(experiment: Experiment) -> list[Part]:
 
 def _rollout(experiment: Experiment, rollout: RolloutConfig, prompts: int, rows: Mapping[str, int]) -> list[Part]:
     """Return the caches of the phase that needs most, the logits of a verification, and the tokens."""
-    policy, tensor = experiment.networks.policy, experiment.mesh.shape["tensor"]
-    sequences = max(prompts * rollout.group_size // batch_shards(experiment.mesh), 1)
+    policy, tensor = experiment.networks.policy, experiment.rollout_mesh.shape["tensor"]
+    sequences = max(prompts * rollout.group_size // batch_shards(experiment.rollout_mesh), 1)
     phases = lay_out(rollout, sequences, experiment.config.data.max_prompt_tokens)
     caches = [jax.eval_shape(partial(policy.init_cache, slots, window + rollout.slack)) for slots, window in phases]
     logits = 4 * phases[0].slots * (max(rollout.lengths) + 1) * policy.vocab_size

@@ -1,14 +1,19 @@
 """The training state before the first step, as arrays and as shapes."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from launch.build.experiment import Experiment
+from specjax.parallel.mesh import BATCH_AXES
+from specjax.rollout.generate import abstract_prompts
 from specjax.train.state import abstract_train_state, init_train_state
-from specjax.types import Params, TrainState
+from specjax.types import Ahead, Params, TrainState
 
 
 def fresh_state(experiment: Experiment, params: Params, seconds: np.ndarray | None) -> TrainState:
@@ -24,7 +29,17 @@ def abstract_state(experiment: Experiment) -> TrainState:
     config, params = experiment.config, experiment.networks.params
     lengths = config.rollout.draft_lengths
     seconds = jax.ShapeDtypeStruct((len(experiment.phases), len(lengths)), jnp.float32) if lengths else None
-    return abstract_train_state(params, config, experiment.mesh, seconds=seconds, **_kept(experiment))
+    state = abstract_train_state(params, config, experiment.mesh, seconds=seconds, **_kept(experiment))
+    return replace(state, ahead=(_abstract_ahead(experiment),) * (config.asynchronous.lag or 0))
+
+
+def _abstract_ahead(experiment: Experiment) -> Ahead:
+    config, mesh = experiment.config, experiment.rollout_mesh
+    rows, everywhere = NamedSharding(mesh, P(BATCH_AXES)), NamedSharding(mesh, P())
+    rollout = experiment.trace_rollout(config.rollout, config.data.prompts)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), rollout)
+    prompts = abstract_prompts(experiment.abstract_prompts(config.data.prompts), mesh)
+    return Ahead(prompts, shapes, jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere))
 
 
 def _kept(experiment: Experiment) -> dict[str, Any]:

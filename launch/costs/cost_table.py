@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -19,7 +20,8 @@ from launch.costs.turns import timed_turns
 from models.files import write_atomically
 from specjax.cost import Cell, Drafting, fit, round_seconds
 from specjax.parallel import processes
-from specjax.rollout.generate import make_prepare
+from specjax.parallel.send import Send
+from specjax.rollout.generate import gathered_shardings, make_prepare, prepare
 from specjax.rollout.plan import Phase, RolloutConfig
 from specjax.types import Mixture, Params, Prompts, TrainState
 
@@ -99,6 +101,7 @@ class CellTimer:
         prompts: Prompts,
         mesh: Mesh,
         fit_others: bool = True,
+        trained_on: Mesh | None = None,
     ) -> None:
         lengths, last, shapes = rollout.lengths, phases[-1], {*phases}
         if fit_others:
@@ -107,7 +110,7 @@ class CellTimer:
         pairs = {(shape, k) for shape in shapes for k in (lengths[0], lengths[-1])} | {(last, k) for k in lengths}
         kinds = {pair: TimedRounds(*pair) for pair in sorted(pairs)}
         num_rounds = min(-(-rollout.max_new_tokens // TOKENS_PER_ROUND), MOST_ROUNDS)
-        self._networks, self._mesh = networks, mesh
+        self._networks, self._mesh, self._trained_on = networks, mesh, trained_on or mesh
         self._timer = RoundTimer(networks.policy, networks.drafter, rollout, prompts, mesh, kinds, num_rounds)
         self._prepare: Callable[[Params], Params] | None = None
 
@@ -117,7 +120,7 @@ class CellTimer:
         Raises Stopped at a signal.
         """
         if self._prepare is None:
-            self._prepare = make_prepare(self._networks.policy, self._networks.drafter, params)
+            self._prepare = self._make_prepare(params)
         with unfinished.phase("compiling of rounds to time", 1, "set of programs", kept=False, quiet=True) as phase:
             with jax.set_mesh(self._mesh):
                 prepared = self._prepare(params)
@@ -129,6 +132,13 @@ class CellTimer:
         seconds = (min(turn[name] for turn in turns) for name in runs)
         return [Cell(*rows, k, least, step) for (rows, k), least in zip(timed, seconds, strict=True)]
 
+    def _make_prepare(self, params: Params) -> Callable[[Params], Params]:
+        networks = self._networks.policy, self._networks.drafter
+        if self._trained_on is self._mesh:
+            return make_prepare(*networks, params)
+        specs = jax.tree.map(lambda sharding: sharding.spec, gathered_shardings(*networks, params))
+        return Send(partial(prepare, *networks), specs, self._trained_on, self._mesh)
+
 
 def cell_timer(experiment: Experiment, fit_others: bool = True) -> CellTimer:
     """Return the timer of the cells of a run. It decodes the first batch of training prompts.
@@ -137,7 +147,9 @@ def cell_timer(experiment: Experiment, fit_others: bool = True) -> CellTimer:
     """
     prompts = next(experiment.train_batches())
     return CellTimer(
-        experiment.networks, experiment.config.rollout, experiment.phases, prompts, experiment.mesh, fit_others
+        *(experiment.networks, experiment.config.rollout, experiment.phases, prompts, experiment.rollout_mesh),
+        fit_others=fit_others,
+        trained_on=experiment.mesh,
     )
 
 

@@ -21,8 +21,10 @@ from launch.run.start import Start, checkpoint_extra
 from launch.run.step_timer import Metrics, Step
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
+from specjax.train.asynchronous import AsynchronousStep
+from specjax.train.stages import Stages
 from specjax.train.timed_step import ProbeStep
-from specjax.train.train_step import StepResult
+from specjax.train.train_step import StepResult, TrainStep
 from specjax.types import Prompts, TrainState
 
 PROFILE = "profile"
@@ -32,7 +34,7 @@ PROFILE = "profile"
 class TrainingLoop:
     """The remaining steps of a run, each with its evaluation, checkpoint and logs.
 
-    train_step: the compiled step. probe_step: the same step, timed stage by stage.
+    train_step: the compiled step. probe_step: the same step, timed stage by stage; None for an asynchronous run.
     costs:      the costs by which draft lengths are chosen; None at a fixed draft length.
     unfinished: warm-up and distillation, which are kept until there is a checkpoint.
     """
@@ -40,7 +42,7 @@ class TrainingLoop:
     experiment: Experiment
     start: Start
     train_step: Callable[[TrainState, Prompts], StepResult]
-    probe_step: ProbeStep
+    probe_step: ProbeStep | None
     pipeline: PromptPipeline
     evaluate: Evaluate
     costs: CostTable | None
@@ -51,7 +53,7 @@ class TrainingLoop:
 
     def run(self) -> TrainState:
         """Return the state after the last step, or after the one in which the run had to stop."""
-        config, state = self.experiment.config, self.start.state
+        config, state = self.experiment.config, self.begin_ahead(self.start.state)
         if self.start.step == 0 and config.checkpoint.every and (config.warmup.steps or config.distill.steps):
             # Warm-up and distillation may have taken longer than many steps.
             self.save(0, state)
@@ -81,10 +83,18 @@ class TrainingLoop:
             self.unfinished.remove()
         return state
 
+    def begin_ahead(self, state: TrainState) -> TrainState:
+        """Return the state with the rollouts that an asynchronous run trains on first. A resumed run has them."""
+        if isinstance(self.train_step, AsynchronousStep):
+            while len(state.ahead) < self.train_step.lag:
+                state = self.train_step.begin(state, next(self.pipeline))
+        return state
+
     def take_step(self, number: int, state: TrainState) -> TrainState:
         """Take one step on the next prompts, and hand it to the logs."""
         start = time.perf_counter()
         prompts = next(self.pipeline)
+        trained = state.ahead[0].prompts if state.ahead else prompts
         data_s = time.perf_counter() - start
         probing, step = self.is_probe(number), self.choose_step(number)
         timed = step is not self.train_step
@@ -104,23 +114,25 @@ class TrainingLoop:
         metrics = metrics | {"time/data": data_s}
         if timed:
             metrics["time/step"] += data_s
-        self.logs.timer.dispatched(Step(number, start, metrics, prompts, rollout, drafting))
+        self.logs.timer.dispatched(Step(number, start, metrics, trained, rollout, drafting))
         if self.logs.samples.due(number):
             self.logs.timer.wait()
-            self.logs.samples.write(number, prompts, rollout)
+            self.logs.samples.write(number, trained, rollout)
         return state
 
     def is_probe(self, number: int) -> bool:
-        return is_due(number, self.experiment.config.probe_every)
+        return self.probe_step is not None and is_due(number, self.experiment.config.probe_every)
 
     def choose_step(self, number: int) -> Callable[[TrainState, Prompts], StepResult]:
         """Return the probe, its rehearsal (in the step before a probe), or the compiled step.
 
         One rehearsal would be enough, but a resumed run must run the same programs as an uninterrupted one.
         """
-        if self.is_probe(number):
+        if self.probe_step is not None and self.is_probe(number):
             return self.probe_step
-        return self.probe_step.rehearse if self.is_probe(number + 1) else self.train_step
+        if self.probe_step is not None and self.is_probe(number + 1):
+            return self.probe_step.rehearse
+        return self.train_step
 
     def update_costs(self, number: int, state: TrainState) -> TrainState:
         """Return the state, with new costs if they change at this step. Before a probe, explain the draft lengths."""
@@ -199,3 +211,13 @@ class TrainingLoop:
 def is_due(number: int, every: int) -> bool:
     """Return whether step `number` is a multiple of `every`; 0 means never."""
     return every > 0 and number % every == 0
+
+
+def steps_of(
+    experiment: Experiment, stages: Stages
+) -> tuple[Callable[[TrainState, Prompts], StepResult], ProbeStep | None]:
+    """Return the step of the run and the step that times its stages. An asynchronous run has no such one."""
+    lag = experiment.config.asynchronous.lag
+    if lag is None:
+        return TrainStep(stages), ProbeStep(stages)
+    return AsynchronousStep(stages, experiment.rollout_mesh, lag), None

@@ -1,16 +1,16 @@
 """Arrays sent from one mesh to another, while both go on computing."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from specjax import kernels
 from specjax.parallel import processes
-from specjax.parallel.mesh import AXES, BATCH_AXES, batch_shards
+from specjax.parallel.mesh import AXES, BATCH_AXES, MeshConfig, batch_shards
 from specjax.types import PyTree
 
 COPIES = "copies"
@@ -73,12 +73,12 @@ class Send:
         return P(*axes)
 
 
-def disjoint_mesh(shape: tuple[int, ...], other: Mesh) -> Mesh:
+def disjoint_mesh(config: MeshConfig, other: Mesh) -> Mesh:
     """Return a mesh over the first devices that `other` does not use. Raises ValueError if there are too few."""
-    taken, needed = set(other.devices.flat), int(np.prod(shape))
+    shape, taken, needed = config.shape, set(other.devices.flat), math.prod(config.shape)
     free = [device for device in sorted(jax.devices(), key=lambda x: (x.process_index, x.id)) if device not in taken]
     if len(free) < needed:
-        raise ValueError(f"mesh = {shape}: needs {needed} devices, {len(free)} are not in the other mesh")
+        raise ValueError(f"rollout_mesh = {shape}: needs {needed} devices, the other mesh leaves {len(free)}")
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=free[:needed])
 
 

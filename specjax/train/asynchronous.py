@@ -4,9 +4,10 @@ Two programs, dispatched by one thread: rollout t + lag, by the networks of upda
 rollout mesh generates while the training mesh trains. With lag 0 it is the synchronous step on two meshes.
 """
 
+import time
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,9 @@ from specjax.rollout.generate import Choice, gathered_shardings, place
 from specjax.train.stages import Stages
 from specjax.train.train_step import StepResult, TrainStep
 from specjax.types import Ahead, Params, Prompts, Reward, Rollout, TrainState
+
+# The largest that `gap_alarm` may be.
+NO_ALARM = 1e6
 
 
 class Sent(NamedTuple):
@@ -47,11 +51,14 @@ class AsynchronousStep:
     """
 
     def __init__(self, stages: Stages, rollout_mesh: Mesh, lag: int) -> None:
+        if lag:
+            # Log-probs of rollout and training differ because the policies do.
+            stages = replace(stages, config=replace(stages.config, gap_alarm=NO_ALARM))
         if lag < 0:
             raise ValueError(f"lag = {lag}: must be at least 0")
         if set(rollout_mesh.devices.flat) & set(stages.mesh.devices.flat):
             raise ValueError(f"rollout_mesh = {rollout_mesh.devices.shape}: shares devices with the training mesh")
-        self._stages, self._lag, self._mesh = stages, lag, rollout_mesh
+        self._stages, self.lag, self._mesh = stages, lag, rollout_mesh
         self._train, self._reward = TrainStep(stages), jax.jit(stages.reward)
         self._send: Send | None = None
         self._generate = jax.jit(
@@ -65,18 +72,21 @@ class AsynchronousStep:
 
         Raises ValueError unless `lag` rollouts wait.
         """
-        if len(state.ahead) != self._lag:
-            raise ValueError(f"state.ahead: {len(state.ahead)} rollouts wait, must be lag = {self._lag}")
+        if len(state.ahead) != self.lag:
+            raise ValueError(f"state.ahead: {len(state.ahead)} rollouts wait, must be lag = {self.lag}")
         state = self.begin(state, prompts)
         oldest, *waiting = state.ahead
         # The only wait. The rollout after this one is under way.
+        start = time.perf_counter()
         rollout, prompts, version = processes.fetch((oldest.rollout, oldest.prompts, oldest.version))
+        waited_s = time.perf_counter() - start
         mesh = self._stages.mesh
         age, rollout = state.step - version, processes.place(rollout, NamedSharding(mesh, P(BATCH_AXES)))
         scores = self._score(rollout, prompts)
         state, rollout, metrics = self._train.update(replace(state, ahead=()), prompts, rollout, scores)
-        metrics |= {"asynchronous/lag": age, "asynchronous/waiting": len(waiting)}
-        return replace(state, ahead=tuple(waiting)), rollout, metrics
+        own: dict[str, Any] = {"asynchronous/lag": age, "asynchronous/waiting": len(waiting)}
+        own["time/rollout_wait"] = waited_s
+        return replace(state, ahead=tuple(waiting)), rollout, metrics | own
 
     def begin(self, state: TrainState, prompts: Prompts) -> TrainState:
         """Begin a rollout by the state's networks, for the step after all those that wait. Waits for nothing."""
@@ -88,9 +98,11 @@ class AsynchronousStep:
 
     def _sent(self, state: TrainState) -> Sent:
         if self._send is None:
-            networks = jax.tree.map(lambda sharding: sharding.spec, gathered_shardings(state.params))
+            layout = gathered_shardings(self._stages.policy, self._stages.drafter, state.params)
+            networks = jax.tree.map(lambda sharding: sharding.spec, layout)
             chosen = None if state.drafting is None else P()
-            self._send = Send(self._prepare, Sent(networks, chosen, P()), self._stages.mesh, self._mesh)
+            specs = Sent(networks, chosen, P())  # pyright: ignore[reportArgumentType]
+            self._send = Send(self._prepare, specs, self._stages.mesh, self._mesh)
         return self._send(state)
 
     def _prepare(self, state: TrainState) -> Sent:

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from specjax.parallel.mesh import MeshConfig
 from specjax.parallel.send import disjoint_mesh
 from specjax.rewards import HostReward
 from specjax.train.asynchronous import AsynchronousStep
@@ -45,7 +46,7 @@ def by_hand(stages: Stages, lag: int, steps: int) -> tuple[TrainState, list[np.n
 
 
 def ahead(stages: Stages, rollout_shape: tuple[int, ...], lag: int, steps: int) -> tuple[TrainState, list[np.ndarray]]:
-    step = AsynchronousStep(stages, disjoint_mesh(rollout_shape, stages.mesh), lag)
+    step = AsynchronousStep(stages, disjoint_mesh(MeshConfig(*rollout_shape), stages.mesh), lag)
     state, tokens, prompts = state_on(stages.mesh, stages.config), [], batches(steps + lag)
     for batch in prompts[:lag]:
         state = step.begin(state, batch)
@@ -80,12 +81,12 @@ def test_networks_move_between_meshes_of_other_shapes() -> None:
 def test_what_cannot_be_is_refused() -> None:
     stages = stages_on(2, 1, 1)
     with pytest.raises(ValueError, match="lag = -1: must be at least 0"):
-        AsynchronousStep(stages, disjoint_mesh((1, 1, 1), stages.mesh), -1)
+        AsynchronousStep(stages, disjoint_mesh(MeshConfig(), stages.mesh), -1)
     with pytest.raises(ValueError, match="rollout_mesh = .* shares devices"):
         AsynchronousStep(stages, mesh_of(1, 1, 1), 1)
     with pytest.raises(ValueError, match="state.ahead: 0 rollouts wait, must be lag = 1"):
-        step = AsynchronousStep(stages, disjoint_mesh((1, 1, 1), stages.mesh), 1)
+        step = AsynchronousStep(stages, disjoint_mesh(MeshConfig(), stages.mesh), 1)
         step(state_on(stages.mesh), make_prompts())
     with pytest.raises(ValueError, match="its 3 devices must divide 2"):
-        step = AsynchronousStep(stages, disjoint_mesh((3, 1, 1), stages.mesh), 0)
+        step = AsynchronousStep(stages, disjoint_mesh(MeshConfig(3), stages.mesh), 0)
         step(state_on(stages.mesh), make_prompts())

@@ -1,0 +1,20 @@
+"""Rollouts on devices of their own."""
+
+from dataclasses import dataclass, field
+
+from specjax.options import NonNegative, Options
+from specjax.parallel.mesh import MeshConfig
+
+
+@dataclass(frozen=True)
+class AsynchronousConfig(Options):
+    """Rollouts on devices of their own, generated while earlier ones train (specjax.train.asynchronous).
+
+    Attributes:
+        lag:          Updates between the networks that generate a rollout and those that it trains. None: rollouts and
+                      training take turns on one mesh.
+        rollout_mesh: Devices for rollouts, beside those of `mesh`; their number divides that of `mesh`.
+    """
+
+    lag: NonNegative | None = None
+    rollout_mesh: MeshConfig = field(default_factory=MeshConfig)
