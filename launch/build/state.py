@@ -39,7 +39,8 @@ def _abstract_ahead(experiment: Experiment) -> Ahead:
     rollout = experiment.trace_rollout(config.rollout, config.data.prompts)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), rollout)
     prompts = abstract_prompts(experiment.abstract_prompts(config.data.prompts), mesh)
-    return Ahead(prompts, shapes, jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere))
+    version: Any = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
+    return Ahead(prompts, shapes, version)
 
 
 def _kept(experiment: Experiment) -> dict[str, Any]:

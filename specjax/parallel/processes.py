@@ -59,7 +59,7 @@ def place(tree: PyTree, sharding: Sharding) -> PyTree:
     return jax.tree.map(lambda x: _place(x, sharding), tree)
 
 
-def move(x: jax.Array, senders: Sequence[jax.Device], sharding: Sharding) -> jax.Array:
+def move(x: jax.Array, senders: Sequence[Any], sharding: Sharding) -> jax.Array:
     """Return the array on other devices: the shards of `senders`, in order, become those of the sharding's devices.
 
     Both must have shards of one shape. Does not wait for the array.
