@@ -13,6 +13,7 @@ import pytest
 
 from configs.schema import (
     ArithmeticConfig,
+    AsynchronousConfig,
     CheckpointConfig,
     DataConfig,
     LossOptions,
@@ -149,6 +150,23 @@ def test_a_run_continues_exactly_from_the_save_before_a_damaged_one(
     for name in ("memory", "tokens", "reference", "predicted"):
         leaves = [x for path, x in jax.tree.leaves_with_path(found) if name in jax.tree_util.keystr(path)]
         assert leaves and all(np.asarray(x).any() for x in leaves), name
+
+
+@pytest.mark.slow
+def test_an_asynchronous_run_goes_on_exactly_with_what_was_in_flight(tmp_path: Path):
+    ahead, fixed = AsynchronousConfig(lag=2), replace(CONFIG.rollout, draft_length=2, draft_lengths=())
+    config = replace(CONFIG, mesh=MeshConfig(), asynchronous=ahead, rollout=fixed, out=str(tmp_path / "whole"))
+    assert run(config) == 0
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    shutil.rmtree(tmp_path / "parts" / "checkpoints" / "6")
+    assert run(replace(config, out=str(tmp_path / "parts"), resume=True)) == 0
+    for line, other in zip(metrics(tmp_path / "parts"), metrics(tmp_path / "whole"), strict=True):
+        assert line["asynchronous/lag"] == min(line["step"] - 1, 2)
+        for name in line:
+            assert name.startswith(("time/", "perf/")) or line[name] == other[name], f"{name} of step {line['step']}"
+    parts, whole = (saved_state(tmp_path / name, 6) for name in ("parts", "whole"))
+    jax.tree.map(np.testing.assert_array_equal, parts, whole)
+    assert len([path for path, _ in jax.tree.leaves_with_path(whole) if "version" in jax.tree_util.keystr(path)]) == 2
 
 
 @pytest.mark.slow
