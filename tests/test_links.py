@@ -67,9 +67,10 @@ def test_commands_name_programs_and_options_that_exist(page: Path):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-# Named by a loss, a reward or a draft length, or only of policies with experts.
+# Named by a loss, a reward or a draft length, or only of policies with experts or of asynchronous runs.
 OPEN_NAMES = {"reward/NAME", "loss/NAME", "rollout/acceptance_rate_pos_I"}
 OPEN_NAMES |= {"router/balance_loss", "router/load_max", "router/rerouted"}
+OPEN_NAMES |= {"asynchronous/lag", "asynchronous/waiting", "time/rollout_wait"}
 
 
 def test_every_metric_has_a_row_that_names_the_file_it_comes_from():
