@@ -24,8 +24,7 @@ from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer, Tokenizer
 from specjax import kernels
 from specjax.parallel import processes
-from specjax.parallel.mesh import batch_shards, make_mesh
-from specjax.parallel.send import disjoint_mesh
+from specjax.parallel.mesh import batch_shards, disjoint_mesh, make_mesh
 from specjax.rollout.generate import RolloutFn, per_shard, prepare
 from specjax.rollout.plan import Phase, RolloutConfig, lay_out
 from specjax.rollout.speculative import speculative_rollout

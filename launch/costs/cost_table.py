@@ -20,9 +20,9 @@ from launch.costs.turns import timed_turns
 from models.files import write_atomically
 from specjax.cost import Cell, Drafting, fit, round_seconds
 from specjax.parallel import processes
-from specjax.parallel.send import Send
 from specjax.rollout.generate import gathered_shardings, make_prepare, prepare
 from specjax.rollout.plan import Phase, RolloutConfig
+from specjax.rollout.send import Send
 from specjax.types import Mixture, Params, Prompts, TrainState
 
 COST_TABLE = "cost_table.json"

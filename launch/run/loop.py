@@ -86,7 +86,7 @@ class TrainingLoop:
     def begin_ahead(self, state: TrainState) -> TrainState:
         """Return the state with the rollouts that an asynchronous run trains on first. A resumed run has them."""
         if isinstance(self.train_step, AsynchronousStep):
-            while len(state.ahead) < self.train_step.lag:
+            while len(state.ahead) < (self.experiment.config.asynchronous.lag or 0):
                 state = self.train_step.begin(state, next(self.pipeline))
         return state
 
@@ -217,7 +217,6 @@ def steps_of(
     experiment: Experiment, stages: Stages
 ) -> tuple[Callable[[TrainState, Prompts], StepResult], ProbeStep | None]:
     """Return the step of the run and the step that times its stages. An asynchronous run has no such one."""
-    lag = experiment.config.asynchronous.lag
-    if lag is None:
+    if experiment.config.asynchronous.lag is None:
         return TrainStep(stages), ProbeStep(stages)
-    return AsynchronousStep(stages, experiment.rollout_mesh, lag), None
+    return AsynchronousStep(stages, experiment.rollout_mesh), None

@@ -91,6 +91,15 @@ def make_mesh(config: MeshConfig) -> Mesh:
     return jax.make_mesh(config.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
+def disjoint_mesh(config: MeshConfig, other: Mesh) -> Mesh:
+    """Return a mesh over the first devices that `other` does not use. Raises ValueError if there are too few."""
+    shape, taken, needed = config.shape, set(other.devices.flat), math.prod(config.shape)
+    free = [device for device in sorted(jax.devices(), key=lambda x: (x.process_index, x.id)) if device not in taken]
+    if len(free) < needed:
+        raise ValueError(f"rollout_mesh = {shape}: needs {needed} devices, the other mesh leaves {len(free)}")
+    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=free[:needed])
+
+
 def check_processes(shape: tuple[int, ...], owners: Sequence[int], count: int) -> None:
     """Raise ValueError unless all `count` processes take part, and groups along the model axes fit into them.
 

@@ -19,9 +19,9 @@ from jaxtyping import Array, Int
 from specjax import kernels
 from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES
-from specjax.parallel.send import Send
 from specjax.rewards import HostReward
 from specjax.rollout.generate import Choice, gathered_shardings, place
+from specjax.rollout.send import Send
 from specjax.train.stages import Stages
 from specjax.train.train_step import StepResult, TrainStep
 from specjax.types import Ahead, Params, Prompts, Reward, Rollout, TrainState
@@ -31,7 +31,7 @@ NO_ALARM = 1e6
 
 
 class Sent(NamedTuple):
-    """What a rollout needs of the training: both networks of one update, and the draft length of each phase.
+    """Networks for a rollout, both of one update, and the draft length of each phase.
 
     version: int32, number of updates that the networks have seen.
     """
@@ -47,19 +47,15 @@ class AsynchronousStep:
     Args:
         stages:       stages of the step on the training mesh.
         rollout_mesh: devices that the training mesh does not use; their number divides that of the training mesh.
-        lag:          updates between the networks that generate a rollout and those that it trains.
     """
 
-    def __init__(self, stages: Stages, rollout_mesh: Mesh, lag: int) -> None:
-        if lag:
-            # Log-probs of rollout and training differ because the policies do.
-            stages = replace(stages, config=replace(stages.config, gap_alarm=NO_ALARM))
-        if lag < 0:
-            raise ValueError(f"lag = {lag}: must be at least 0")
+    def __init__(self, stages: Stages, rollout_mesh: Mesh) -> None:
         if set(rollout_mesh.devices.flat) & set(stages.mesh.devices.flat):
             raise ValueError(f"rollout_mesh = {rollout_mesh.devices.shape}: shares devices with the training mesh")
-        self._stages, self.lag, self._mesh = stages, lag, rollout_mesh
-        self._train, self._reward = TrainStep(stages), jax.jit(stages.reward)
+        # Log-probs of rollout and training differ because the policies do.
+        stages = replace(stages, config=replace(stages.config, gap_alarm=NO_ALARM))
+        self._stages, self._mesh = stages, rollout_mesh
+        self._train, self._reward = TrainStep(stages, from_another_mesh=True), jax.jit(stages.reward)
         self._send: Send | None = None
         self._generate = jax.jit(
             partial(_generate, replace(stages, mesh=rollout_mesh)),
@@ -68,20 +64,17 @@ class AsynchronousStep:
         )
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
-        """Begin the rollout of `prompts`, then train on the oldest one that waits. The state is donated.
+        """Begin the rollout of `prompts`, then train on the oldest one. The state is donated.
 
-        Raises ValueError unless `lag` rollouts wait.
+        The lag is the number of rollouts that wait in the state before: begin as many before the first step.
         """
-        if len(state.ahead) != self.lag:
-            raise ValueError(f"state.ahead: {len(state.ahead)} rollouts wait, must be lag = {self.lag}")
         state = self.begin(state, prompts)
         oldest, *waiting = state.ahead
         # The only wait. The rollout after this one is under way.
         start = time.perf_counter()
         rollout, prompts, version = processes.fetch((oldest.rollout, oldest.prompts, oldest.version))
         waited_s = time.perf_counter() - start
-        mesh = self._stages.mesh
-        age, rollout = state.step - version, processes.place(rollout, NamedSharding(mesh, P(BATCH_AXES)))
+        age, rollout = state.step - version, self._place(rollout)
         scores = self._score(rollout, prompts)
         state, rollout, metrics = self._train.update(replace(state, ahead=()), prompts, rollout, scores)
         own: dict[str, Any] = {"asynchronous/lag": age, "asynchronous/waiting": len(waiting)}
@@ -107,6 +100,12 @@ class AsynchronousStep:
 
     def _prepare(self, state: TrainState) -> Sent:
         return Sent(self._stages.prepare(state.params), self._stages.choose(state), state.step)
+
+    def _place(self, rollout: Rollout) -> Rollout:
+        """Put a rollout on the training mesh: its rows split, and what it counts for each shard of its own mesh not."""
+        rows, everywhere = (NamedSharding(self._stages.mesh, spec) for spec in (P(BATCH_AXES), P()))
+        count = len(rollout.lengths)
+        return jax.tree.map(lambda x: processes.place(x, rows if len(x) == count else everywhere), rollout)
 
     def _score(self, rollout: Rollout, prompts: Prompts) -> Reward:
         if isinstance(self._stages.reward_fn, HostReward):

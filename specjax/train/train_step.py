@@ -33,8 +33,10 @@ class TrainStep:
     the compile cache.
     """
 
-    def __init__(self, stages: Stages) -> None:
-        self._stages, self._mesh = stages, stages.mesh
+    def __init__(self, stages: Stages, from_another_mesh: bool = False) -> None:
+        self._stages, self._mesh, self._rows = stages, stages.mesh, NamedSharding(stages.mesh, P(BATCH_AXES))
+        # A rollout of another mesh has counts for each shard of that one, so it keeps its layout.
+        self._of_rollout = None if from_another_mesh else self._rows
         self._jitted: dict[str, jax.stages.Wrapped] = {}
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
@@ -43,20 +45,20 @@ class TrainStep:
             rollout = self.generate(state, prompts)
             return self.update(state, prompts, rollout, self._stages.reward(rollout, prompts))
         with jax.set_mesh(self._mesh):
-            step = self._program("step", state, 1, donated=(0,))
+            step = self._program("step", state)
             return kernels.finished(step(state, place(prompts, self._mesh)), self._mesh)
 
     def generate(self, state: TrainState, prompts: Prompts) -> Rollout:
         """Return the completions of the state's policy: the first of two programs."""
         with jax.set_mesh(self._mesh):
-            generate = self._program("generate", state, 1, donated=())
+            generate = self._program("generate", state)
             return kernels.finished(generate(state, place(prompts, self._mesh)), self._mesh)
 
     def update(self, state: TrainState, prompts: Prompts, rollout: Rollout, scores: Reward) -> StepResult:
         """Train on scored completions: the second of two programs. The state and the rollout are donated."""
         with jax.set_mesh(self._mesh):
-            update = self._program("update", state, 3, donated=(0, 2))
-            scores = processes.place(scores, NamedSharding(self._mesh, P(BATCH_AXES)))
+            update = self._program("update", state)
+            scores = processes.place(scores, self._rows)
             return kernels.finished(update(state, place(prompts, self._mesh), rollout, scores), self._mesh)
 
     def lower(self, state: TrainState, prompts: Prompts) -> jax.stages.Lowered:
@@ -65,33 +67,37 @@ class TrainStep:
         state, prompts: arrays or ShapeDtypeStructs, the state's with shardings. The devices of the mesh may be absent.
         """
         with jax.set_mesh(self._mesh):
-            return self._program("step", state, 1, donated=(0,)).lower(state, abstract_prompts(prompts, self._mesh))
+            return self._program("step", state).lower(state, abstract_prompts(prompts, self._mesh))
 
     def trace_halves(self, state: TrainState, prompts: Prompts) -> dict[str, jax.stages.Traced]:
         """Return the traced programs `generate` and `update`, to lower or to inspect. See `lower` for the arguments."""
         with jax.set_mesh(self._mesh):
             prompts = abstract_prompts(prompts, self._mesh)
-            generate = self._program("generate", state, 1, donated=()).trace(state, prompts)
+            generate = self._program("generate", state).trace(state, prompts)
             rollout = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), generate.out_info)
             if isinstance(self._stages.reward_fn, HostReward):
                 scores = self._stages.reward_fn.shapes(rollout)
             else:
                 scores = jax.eval_shape(self._stages.reward, rollout, prompts)
-            update = self._program("update", state, 3, donated=(0, 2)).trace(state, prompts, rollout, scores)
+            update = self._program("update", state).trace(state, prompts, rollout, scores)
         return {"generate": generate, "update": update}
 
-    def _program(self, name: str, state: TrainState, batches: int, donated: tuple[int, ...]) -> jax.stages.Wrapped:
-        """Return a function of the state and so many batches of rows, jitted on first use.
+    def _program(self, name: str, state: TrainState) -> jax.stages.Wrapped:
+        """Return a stage of the step, jitted on first use.
 
         Old parameters and moments are not needed after the update. Donated, they are updated in place.
         """
         if name not in self._jitted:
-            layout = jax.tree.map(lambda x: x.sharding, state)
-            rows = NamedSharding(self._mesh, P(BATCH_AXES))
+            layout, rows, rollout = jax.tree.map(lambda x: x.sharding, state), self._rows, self._of_rollout
+            inputs, outputs, donated = {
+                "step": ((layout, rows), (layout, rows, None), (0,)),
+                "generate": ((layout, rows), rows, ()),
+                "update": ((layout, rows, rollout, rows), (layout, rollout, None), (0, 2)),
+            }[name]
             self._jitted[name] = jax.jit(
                 getattr(self, f"_{name}"),
-                in_shardings=(layout, *[rows] * batches),
-                out_shardings=rows if name == "generate" else (layout, rows, None),
+                in_shardings=inputs,
+                out_shardings=outputs,
                 donate_argnums=donated,
                 compiler_options=kernels.compiler_options(self._stages.policy.dtype),
             )

@@ -1,6 +1,5 @@
 """Arrays sent from one mesh to another, while both go on computing."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from specjax import kernels
 from specjax.parallel import processes
-from specjax.parallel.mesh import AXES, BATCH_AXES, MeshConfig, batch_shards
+from specjax.parallel.mesh import AXES, BATCH_AXES, batch_shards
 from specjax.types import PyTree
 
 COPIES = "copies"
@@ -71,15 +70,6 @@ class Send:
         if shards > 1 and (first := next(free, None)) is not None:
             axes[first] = BATCH_AXES
         return P(*axes)
-
-
-def disjoint_mesh(config: MeshConfig, other: Mesh) -> Mesh:
-    """Return a mesh over the first devices that `other` does not use. Raises ValueError if there are too few."""
-    shape, taken, needed = config.shape, set(other.devices.flat), math.prod(config.shape)
-    free = [device for device in sorted(jax.devices(), key=lambda x: (x.process_index, x.id)) if device not in taken]
-    if len(free) < needed:
-        raise ValueError(f"rollout_mesh = {shape}: needs {needed} devices, the other mesh leaves {len(free)}")
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=free[:needed])
 
 
 def _is_spec(x: Any) -> bool:
