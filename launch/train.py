@@ -37,7 +37,8 @@ def main(argv: list[str]) -> int:
     config = join_hosts(parse_run(argv, "python -m launch.train", "Train a policy and its draft, or --plan it."))
     with StopSignals(console.print) as signals, open_run(config) as directory:
         work = Unfinished(directory / UNFINISHED, signals)
-        experiment = build_experiment(with_commits(config, directory if config.resume else None), unfinished=work)
+        config = with_commits(config, directory if config.resume else None)
+        experiment = build_experiment(config, unfinished=work, asynchronous=True)
         with make_pool(experiment.config.reward) or nullcontext() as pool:
             rewards = [make_reward(pool, each, experiment.tokenizer, work) for each in experiment.problems]
             return train(experiment, directory, signals, work, *rewards)

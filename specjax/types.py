@@ -281,8 +281,13 @@ class Rollout:
 
 @pytree
 class Ahead:
-    """A rollout that was begun before its step. version: int32, number of updates that its networks had seen."""
+    """A rollout that was begun before its step.
+
+    version:  int32, number of updates that its networks had seen.
+    drafting: state from which its draft lengths were chosen; None if there is only one length.
+    """
 
     prompts: Prompts
     rollout: Rollout
     version: Int[Array, ""]
+    drafting: PyTree | None = None

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from configs.schema import RunConfig
+from configs.schema import AsynchronousConfig, RunConfig
 from launch.build.draft import BUILDERS
 from launch.build.networks import Networks, build_networks
 from launch.build.problems import Problems, build_problems, build_tokenizer
@@ -24,7 +24,7 @@ from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer, Tokenizer
 from specjax import kernels
 from specjax.parallel import processes
-from specjax.parallel.mesh import batch_shards, disjoint_mesh, make_mesh
+from specjax.parallel.mesh import MeshConfig, batch_shards, disjoint_mesh, make_mesh
 from specjax.rollout.generate import RolloutFn, per_shard, prepare
 from specjax.rollout.plan import Phase, RolloutConfig, lay_out
 from specjax.rollout.speculative import speculative_rollout
@@ -126,7 +126,8 @@ class Experiment:
                     *(replace(params, memory=()), self.abstract_prompts(prompts), (step, step), draft_length_indices),
                 )
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"rollout.function = {self.config.rollout.function}: {error}") from error
+            name = self.config.rollout.function
+            raise ConfigError(str(error) if name is None else f"rollout.function = {name}: {error}") from error
         found, expected = (rollout.tokens.shape, rollout.lengths.shape), ((rows, config.max_new_tokens), (rows,))
         if found != expected:
             name = self.config.rollout.function
@@ -134,22 +135,25 @@ class Experiment:
         return rollout
 
 
-def build_experiment(config: RunConfig, training: bool = True, unfinished: Unfinished = NOT_KEPT) -> Experiment:
+def build_experiment(
+    config: RunConfig, training: bool = True, unfinished: Unfinished = NOT_KEPT, asynchronous: bool = False
+) -> Experiment:
     """Build the experiment that `config` describes. Raises ConfigError if its sections contradict each other.
 
     training: False reads problems only if the draft may depend on them, because its vocabulary is chosen from them or
     a user function builds it, and skips the checks of how a training step is divided over the mesh.
     unfinished: shows the progress of loading. Raises Stopped at a signal.
+    asynchronous: True follows the config's `asynchronous` section, which only runs do.
     """
     _check_windows(config)
     functions = _load_functions(config)
-    ahead = config.asynchronous
-    _request_cpu_devices(
-        math.prod(config.mesh.shape) + (0 if ahead.lag is None else math.prod(ahead.rollout_mesh.shape))
-    )
+    if not asynchronous:
+        config = replace(config, asynchronous=AsynchronousConfig())
+    separate = None if config.asynchronous.lag is None else config.asynchronous.rollout_mesh
+    _request_cpu_devices(math.prod(config.mesh.shape) + (0 if separate is None else math.prod(separate.shape)))
     try:
         mesh = make_mesh(config.mesh)
-        rollout_mesh = mesh if ahead.lag is None else disjoint_mesh(ahead.rollout_mesh, mesh)
+        rollout_mesh = mesh if separate is None else _rollout_mesh(separate, mesh)
         # Raises if SPECJAX_KERNELS is invalid.
         kernels.compiler_options(jnp.dtype(config.model.dtype))
     except ValueError as error:
@@ -214,6 +218,18 @@ def _request_cpu_devices(count: int) -> None:
     if count > 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         with suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", min(count, os.cpu_count() or 1))
+
+
+def _rollout_mesh(config: MeshConfig, mesh: Mesh) -> Mesh:
+    """Return the rollout mesh of an asynchronous run. Raises ValueError if it cannot stand beside `mesh`."""
+    size = math.prod(config.shape)
+    if processes.count() > 1:
+        raise ValueError("asynchronous.lag: must be None with several processes")
+    if mesh.size % size:
+        raise ValueError(
+            f"asynchronous.rollout_mesh = {config.shape}: its {size} devices must divide mesh's {mesh.size}"
+        )
+    return disjoint_mesh(config, mesh)
 
 
 def _check_prompts(config: RunConfig, shards: int, mesh: str) -> None:

@@ -17,6 +17,7 @@ from launch.cli.errors import refusing
 from specjax.parallel.memory import Part, bytes_per_device, check_memory, growing
 from specjax.parallel.mesh import batch_shards
 from specjax.rollout.plan import RolloutConfig, lay_out
+from specjax.rollout.send import copy_on
 
 
 def check_rollout(experiment: Experiment, rollout: RolloutConfig, prompts: int, rows: Mapping[str, int]) -> None:
@@ -25,7 +26,8 @@ def check_rollout(experiment: Experiment, rollout: RolloutConfig, prompts: int, 
     rows: the options that set the number of sequences, and their values.
     """
     with refusing():
-        check_memory([_parameters(experiment), *_rollout(experiment, rollout, prompts, rows)], experiment.mesh)
+        parts = [_parameters(experiment), *_rollout(experiment, rollout, prompts, rows, experiment.mesh)]
+        check_memory(parts, experiment.mesh)
 
 
 def check_training(experiment: Experiment) -> None:
@@ -33,17 +35,23 @@ def check_training(experiment: Experiment) -> None:
     config = experiment.config
     rows = {"data.prompts": config.data.prompts, "rollout.group_size": config.rollout.group_size}
     state = [_parameters(experiment), *_training_state(experiment)]
-    rollout, update = _rollout(experiment, config.rollout, config.data.prompts, rows), _update(experiment, rows)
+    mesh, rollout_mesh = experiment.mesh, experiment.rollout_mesh
+    rollout = _rollout(experiment, config.rollout, config.data.prompts, rows, rollout_mesh)
     with refusing():
-        if experiment.rollout_mesh is experiment.mesh:
-            check_memory([*state, *rollout], experiment.mesh)
-        else:
-            check_memory(rollout, experiment.rollout_mesh)
-        check_memory([*state, *update], experiment.mesh)
+        check_memory([*(state if rollout_mesh is mesh else [_copy(experiment)]), *rollout], rollout_mesh)
+        check_memory([*state, *_update(experiment, rows)], mesh)
 
 
 def _parameters(experiment: Experiment) -> Part:
     return _sharded("parameters", bytes_per_device(experiment.networks.params), experiment.mesh)
+
+
+def _copy(experiment: Experiment) -> Part:
+    """Return the copy of the networks on the rollout mesh of an asynchronous run."""
+    networks, mesh = experiment.networks, experiment.rollout_mesh
+    size = bytes_per_device(copy_on(mesh, networks.policy, networks.drafter, networks.params))
+    option = "asynchronous.rollout_mesh.tensor"
+    return Part("parameters", size, option, mesh.shape["tensor"], "must be more, or the networks smaller")
 
 
 def _sharded(name: str, size: int, mesh: Mesh) -> Part:
@@ -64,10 +72,12 @@ def _training_state(experiment: Experiment) -> list[Part]:
     ]
 
 
-def _rollout(experiment: Experiment, rollout: RolloutConfig, prompts: int, rows: Mapping[str, int]) -> list[Part]:
+def _rollout(
+    experiment: Experiment, rollout: RolloutConfig, prompts: int, rows: Mapping[str, int], mesh: Mesh
+) -> list[Part]:
     """Return the caches of the phase that needs most, the logits of a verification, and the tokens."""
-    policy, tensor = experiment.networks.policy, experiment.rollout_mesh.shape["tensor"]
-    sequences = max(prompts * rollout.group_size // batch_shards(experiment.rollout_mesh), 1)
+    policy, tensor = experiment.networks.policy, mesh.shape["tensor"]
+    sequences = max(prompts * rollout.group_size // batch_shards(mesh), 1)
     phases = lay_out(rollout, sequences, experiment.config.data.max_prompt_tokens)
     caches = [jax.eval_shape(partial(policy.init_cache, slots, window + rollout.slack)) for slots, window in phases]
     logits = 4 * phases[0].slots * (max(rollout.lengths) + 1) * policy.vocab_size

@@ -30,17 +30,19 @@ def abstract_state(experiment: Experiment) -> TrainState:
     lengths = config.rollout.draft_lengths
     seconds = jax.ShapeDtypeStruct((len(experiment.phases), len(lengths)), jnp.float32) if lengths else None
     state = abstract_train_state(params, config, experiment.mesh, seconds=seconds, **_kept(experiment))
-    return replace(state, ahead=(_abstract_ahead(experiment),) * (config.asynchronous.lag or 0))
+    if not config.asynchronous.lag:
+        return state
+    return replace(state, ahead=(_abstract_ahead(experiment, state),) * config.asynchronous.lag)
 
 
-def _abstract_ahead(experiment: Experiment) -> Ahead:
+def _abstract_ahead(experiment: Experiment, state: TrainState) -> Ahead:
     config, mesh = experiment.config, experiment.rollout_mesh
     rows, everywhere = NamedSharding(mesh, P(BATCH_AXES)), NamedSharding(mesh, P())
     rollout = experiment.trace_rollout(config.rollout, config.data.prompts)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), rollout)
     prompts = abstract_prompts(experiment.abstract_prompts(config.data.prompts), mesh)
     version: Any = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
-    return Ahead(prompts, shapes, version)
+    return Ahead(prompts, shapes, version, state.drafting)
 
 
 def _kept(experiment: Experiment) -> dict[str, Any]:

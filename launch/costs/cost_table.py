@@ -20,9 +20,9 @@ from launch.costs.turns import timed_turns
 from models.files import write_atomically
 from specjax.cost import Cell, Drafting, fit, round_seconds
 from specjax.parallel import processes
-from specjax.rollout.generate import gathered_shardings, make_prepare, prepare
+from specjax.rollout.generate import make_prepare, prepare
 from specjax.rollout.plan import Phase, RolloutConfig
-from specjax.rollout.send import Send
+from specjax.rollout.send import Send, copy_on
 from specjax.types import Mixture, Params, Prompts, TrainState
 
 COST_TABLE = "cost_table.json"
@@ -136,8 +136,8 @@ class CellTimer:
         networks = self._networks.policy, self._networks.drafter
         if self._trained_on is self._mesh:
             return make_prepare(*networks, params)
-        specs = jax.tree.map(lambda sharding: sharding.spec, gathered_shardings(*networks, params))
-        return Send(partial(prepare, *networks), specs, self._trained_on, self._mesh)
+        layout = jax.tree.map(lambda x: x.sharding, copy_on(self._mesh, *networks, params))
+        return Send(partial(prepare, *networks), layout, self._trained_on, self._mesh)
 
 
 def cell_timer(experiment: Experiment, fit_others: bool = True) -> CellTimer:

@@ -33,6 +33,8 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
     Raises ConfigError if the run cannot be planned.
     """
     config, mesh = planned(config, args.plan)
+    if config.asynchronous.lag is not None:
+        raise ConfigError(f"asynchronous.lag = {config.asynchronous.lag}: must be None, no asynchronous run is planned")
     experiment = abstract_experiment(config, mesh)
     console.print(describe(config, args.plan, mesh))
     programs = compiled(experiment)

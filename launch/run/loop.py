@@ -105,6 +105,8 @@ class TrainingLoop:
             start = time.perf_counter()
         # Copied because the state is donated to the step.
         drafting = None if state.drafting is None else jax.tree.map(jnp.copy, state.drafting)
+        if state.ahead:
+            drafting = state.ahead[0].drafting
         self.clock.lap()
         state, rollout, metrics = step(state, prompts)
         if (compiling := self.clock.lap()) and not timed:

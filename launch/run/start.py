@@ -59,13 +59,15 @@ def check_run(experiment: Experiment, continuing: bool) -> list[Cell]:
     if config.distill.steps and not continuing:
         check_distillation(experiment)
     _check_best(config)
-    if config.rollout.function is not None:
+    if config.rollout.function is not None or config.asynchronous.lag is not None:
         rollout = experiment.trace_rollout(experiment.config.rollout, config.data.prompts)
-        if config.model.rollout_dtype is not None and rollout.full is None:
-            raise ConfigError(
-                f"model.rollout_dtype = {config.model.rollout_dtype}: must be None, or rollout.function = "
-                f"{config.rollout.function} must return `full`, by which the loss corrects for it"
-            )
+        given = {"model.rollout_dtype": config.model.rollout_dtype, "asynchronous.lag": config.asynchronous.lag}
+        for name, value in given.items():
+            if value and rollout.full is None:
+                raise ConfigError(
+                    f"{name} = {value}: must be None, or rollout.function = {config.rollout.function} must return "
+                    "`full`, by which the loss corrects for it"
+                )
     if config.loss.function is not None:
         _check_loss(experiment)
     check_plans(experiment)
@@ -160,6 +162,10 @@ def warn_of_start(experiment: Experiment, events: EventLog, continuing: bool, fo
         return
     if experiment.config.resume and not found:
         events.warn(0, "No checkpoint found; starting from scratch")
+    if experiment.config.asynchronous.lag is not None and experiment.config.probe_every:
+        events.warn(
+            0, "probe_every is ignored: an asynchronous run has no probes, and measures costs once, at its start"
+        )
     for which, table in (("training", experiment.train_prompts), ("held-out", experiment.held_out_prompts)):
         if table.dropped:
             events.warn(0, f"{table.dropped} {which} prompts are empty or over {table.max_length} tokens: dropped")

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax._src import distributed  # the key-value store has no public name; Orbax imports it from here too
 from jax.experimental import multihost_utils
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, Sharding
 
 from specjax.types import PyTree
 
@@ -59,13 +59,12 @@ def place(tree: PyTree, sharding: Sharding) -> PyTree:
     return jax.tree.map(lambda x: _place(x, sharding), tree)
 
 
-def move(x: jax.Array, senders: Sequence[Any], sharding: Sharding) -> jax.Array:
+def move(x: jax.Array, senders: Sequence[Any], sharding: NamedSharding) -> jax.Array:
     """Return the array on other devices: the shards of `senders`, in order, become those of the sharding's devices.
 
     Both must have shards of one shape. Does not wait for the array.
     """
-    shards = {shard.device: shard.data for shard in x.addressable_shards}
-    receivers = sharding._device_assignment  # pyright: ignore[reportAttributeAccessIssue]
+    shards, receivers = {shard.device: shard.data for shard in x.addressable_shards}, np.ravel(sharding.mesh.devices)
     parts = [jax.device_put(shards[a], b) for a, b in zip(senders, receivers, strict=True)]
     return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)
 

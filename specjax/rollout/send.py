@@ -1,6 +1,8 @@
 """Arrays sent from one mesh to another, while both go on computing."""
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,9 +10,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from specjax import kernels
+from specjax.drafters import Drafter
 from specjax.parallel import processes
 from specjax.parallel.mesh import AXES, BATCH_AXES, batch_shards
-from specjax.types import PyTree
+from specjax.rollout.generate import gathered_shardings, prepare
+from specjax.types import Params, Policy, PyTree
 
 COPIES = "copies"
 
@@ -27,12 +31,12 @@ class Send:
 
     Args:
         make:   function that returns the arrays. Called with arrays on the source mesh, within a program.
-        specs:  partition of each array on the target mesh, over no axis but the model axes.
+        layout: sharding of each array on the target mesh, over no axis but the model axes.
         source: mesh on which the arrays are computed.
         target: mesh with other devices. Raises ValueError if their number does not divide the source's.
     """
 
-    def __init__(self, make: Callable[..., PyTree], specs: PyTree, source: Mesh, target: Mesh) -> None:
+    def __init__(self, make: Callable[..., PyTree], layout: PyTree, source: Mesh, target: Mesh) -> None:
         if source.size % target.size:
             raise ValueError(f"target = {target.devices.shape}: its {target.size} devices must divide {source.size}")
         self._source, self._target = source, target
@@ -40,9 +44,8 @@ class Send:
         self._senders = list(groups[0].flat)
         axes = COPIES, *AXES
         self._groups = Mesh(groups, axes, axis_types=(AxisType.Auto,) * len(axes))
-        self._make, self._specs = make, specs
-        self._gathered = jax.tree.map(lambda spec: NamedSharding(target, spec), specs, is_leaf=_is_spec)
-        self._gather = jax.jit(lambda arrays: arrays, out_shardings=self._gathered)
+        self._make, self._layout = make, layout
+        self._gather = jax.jit(lambda arrays: arrays, out_shardings=layout)
         self._scattered: PyTree = None
         self._scatter: Callable[..., PyTree] = make
 
@@ -51,7 +54,7 @@ class Send:
         if self._scattered is None:
             with jax.set_mesh(self._source):
                 shapes = jax.eval_shape(self._make, *args)
-            self._scattered = jax.tree.map(self._scattered_spec, shapes, self._specs)
+            self._scattered = jax.tree.map(self._scattered_spec, shapes, self._layout)
             layout = jax.tree.map(lambda spec: NamedSharding(self._groups, spec), self._scattered, is_leaf=_is_spec)
             self._scatter = jax.jit(self._make, out_shardings=layout)
         with jax.set_mesh(self._source):
@@ -62,14 +65,32 @@ class Send:
         with jax.set_mesh(self._target):
             return kernels.finished(self._gather(moved), self._target)
 
-    def _scattered_spec(self, x: jax.ShapeDtypeStruct, spec: P) -> P:
+    def _scattered_spec(self, x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> P:
         """Return the partition with the first free axis that divides split over the target's `data` and `fsdp`."""
-        axes = [*spec, *[None] * (x.ndim - len(spec))]
+        axes = [*sharding.spec, *[None] * (x.ndim - len(sharding.spec))]
         shards = batch_shards(self._target)
         free = (i for i, axis in enumerate(axes) if axis is None and x.shape[i] % shards == 0)
         if shards > 1 and (first := next(free, None)) is not None:
             axes[first] = BATCH_AXES
         return P(*axes)
+
+
+def copy_on(mesh: Mesh, policy: Policy, drafter: Drafter, params: Params) -> Params:
+    """Return the rollout's copy of the parameters on another mesh, as ShapeDtypeStructs.
+
+    Each is divided as on its own mesh, but over no axis of the other mesh that does not divide it.
+    """
+
+    def fit(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        names = (axes if isinstance(axes, tuple) or axes is None else (axes,) for axes in sharding.spec)
+        divided = (
+            axes if axes and size % math.prod(mesh.shape[axis] for axis in axes) == 0 else None
+            for axes, size in zip(names, x.shape, strict=False)
+        )
+        return x.update(sharding=NamedSharding(mesh, P(*divided)))
+
+    shapes = jax.eval_shape(partial(prepare, policy, drafter), params)
+    return jax.tree.map(fit, shapes, gathered_shardings(policy, drafter, params))
 
 
 def _is_spec(x: Any) -> bool:

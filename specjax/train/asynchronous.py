@@ -20,8 +20,8 @@ from specjax import kernels
 from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES
 from specjax.rewards import HostReward
-from specjax.rollout.generate import Choice, gathered_shardings, place
-from specjax.rollout.send import Send
+from specjax.rollout.generate import Choice, place
+from specjax.rollout.send import Send, copy_on
 from specjax.train.stages import Stages
 from specjax.train.train_step import StepResult, TrainStep
 from specjax.types import Ahead, Params, Prompts, Reward, Rollout, TrainState
@@ -55,13 +55,16 @@ class AsynchronousStep:
         # Log-probs of rollout and training differ because the policies do.
         stages = replace(stages, config=replace(stages.config, gap_alarm=NO_ALARM))
         self._stages, self._mesh = stages, rollout_mesh
+        # Where one of them has several CPU devices, nothing may run beside its collectives.
+        self._larger = max(stages.mesh, rollout_mesh, key=lambda mesh: mesh.size)
         self._train, self._reward = TrainStep(stages, from_another_mesh=True), jax.jit(stages.reward)
         self._send: Send | None = None
-        self._generate = jax.jit(
-            partial(_generate, replace(stages, mesh=rollout_mesh)),
-            out_shardings=NamedSharding(rollout_mesh, P(BATCH_AXES)),
-            compiler_options=kernels.compiler_options(stages.policy.dtype),
-        )
+        with jax.set_mesh(rollout_mesh):
+            self._generate = jax.jit(
+                partial(_generate, replace(stages, mesh=rollout_mesh)),
+                out_shardings=NamedSharding(rollout_mesh, P(BATCH_AXES)),
+                compiler_options=kernels.compiler_options(stages.policy.dtype),
+            )
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
         """Begin the rollout of `prompts`, then train on the oldest one. The state is donated.
@@ -74,28 +77,34 @@ class AsynchronousStep:
         start = time.perf_counter()
         rollout, prompts, version = processes.fetch((oldest.rollout, oldest.prompts, oldest.version))
         waited_s = time.perf_counter() - start
-        age, rollout = state.step - version, self._place(rollout)
-        scores = self._score(rollout, prompts)
-        state, rollout, metrics = self._train.update(replace(state, ahead=()), prompts, rollout, scores)
-        own: dict[str, Any] = {"asynchronous/lag": age, "asynchronous/waiting": len(waiting)}
-        own["time/rollout_wait"] = waited_s
-        return replace(state, ahead=tuple(waiting)), rollout, metrics | own
+        more: dict[str, Any] = {"asynchronous/lag": state.step - version, "asynchronous/waiting": len(waiting)}
+        more["time/rollout_wait"] = waited_s
+        placed = self._place(rollout)
+        if isinstance(self._stages.reward_fn, HostReward):
+            scores = self._stages.reward(rollout, prompts)
+        else:
+            scores = self._reward_of(placed, prompts)
+        state, rollout, metrics = self._train.update(replace(state, ahead=()), prompts, placed, scores)
+        return replace(state, ahead=tuple(waiting)), rollout, metrics | more
 
     def begin(self, state: TrainState, prompts: Prompts) -> TrainState:
         """Begin a rollout by the state's networks, for the step after all those that wait. Waits for nothing."""
         sent = self._sent(replace(state, ahead=()))
         with jax.set_mesh(self._mesh):
             prompts = place(prompts, self._mesh)
-            rollout = kernels.finished(self._generate(sent, prompts, np.int32(len(state.ahead))), self._mesh)
-        return replace(state, ahead=(*state.ahead, Ahead(prompts, rollout, sent.version)))
+            rollout = kernels.finished(self._generate(sent, prompts, np.int32(len(state.ahead))), self._larger)
+        # Copied because the state is donated to the step.
+        drafting = None if state.drafting is None else jax.tree.map(jnp.copy, state.drafting)
+        return replace(state, ahead=(*state.ahead, Ahead(prompts, rollout, sent.version, drafting)))
 
     def _sent(self, state: TrainState) -> Sent:
         if self._send is None:
-            layout = gathered_shardings(self._stages.policy, self._stages.drafter, state.params)
-            networks = jax.tree.map(lambda sharding: sharding.spec, layout)
-            chosen = None if state.drafting is None else P()
-            specs = Sent(networks, chosen, P())  # pyright: ignore[reportArgumentType]
-            self._send = Send(self._prepare, specs, self._stages.mesh, self._mesh)
+            stages, everywhere = self._stages, NamedSharding(self._mesh, P())
+            copy = copy_on(self._mesh, stages.policy, stages.drafter, state.params)
+            chosen: Any = None if state.drafting is None else everywhere
+            version: Any = everywhere
+            layout = Sent(jax.tree.map(lambda x: x.sharding, copy), chosen, version)
+            self._send = Send(self._prepare, layout, stages.mesh, self._mesh)
         return self._send(state)
 
     def _prepare(self, state: TrainState) -> Sent:
@@ -107,12 +116,10 @@ class AsynchronousStep:
         count = len(rollout.lengths)
         return jax.tree.map(lambda x: processes.place(x, rows if len(x) == count else everywhere), rollout)
 
-    def _score(self, rollout: Rollout, prompts: Prompts) -> Reward:
-        if isinstance(self._stages.reward_fn, HostReward):
-            return self._stages.reward(rollout, prompts)
+    def _reward_of(self, rollout: Rollout, prompts: Prompts) -> Reward:
         with jax.set_mesh(self._stages.mesh):
-            return self._reward(rollout, place(prompts, self._stages.mesh))
+            return kernels.finished(self._reward(rollout, place(prompts, self._stages.mesh)), self._larger)
 
 
-def _generate(stages: Stages, sent: Sent, prompts: Prompts, ahead: Int[Array, ""]) -> Rollout:
-    return stages.generate(sent.params, prompts, sent.version + jnp.int32(ahead), sent.chosen)
+def _generate(stages: Stages, sent: Sent, prompts: Prompts, waiting: Int[Array, ""]) -> Rollout:
+    return stages.generate(sent.params, prompts, sent.version + jnp.int32(waiting), sent.chosen)

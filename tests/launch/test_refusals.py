@@ -51,6 +51,12 @@ BYTES = {"--data.tokenizer": "bytes", "--data.chat-template-kwargs": "{}"}
         ({"--model.rollout-dtype": "int4"}, "model.rollout_dtype = int4:...int8"),
         (BITS | UNCORRECTED, "model.rollout_dtype = fp8:...importance_cap"),
         (BITS | {"--updates.epochs": "2"}, "model.rollout_dtype = fp8:...recompute_old"),
+        ({"--asynchronous.lag": "1"} | UNCORRECTED, "asynchronous.lag = 1:...0...importance_cap"),
+        ({"--asynchronous.lag": "1", "--updates.epochs": "2"}, "asynchronous.lag = 1:...0...recompute_old"),
+        (
+            {"--asynchronous.lag": "1", "--asynchronous.rollout-mesh.data": "2"},
+            "asynchronous.rollout_mesh = (2, 1, 1, 1):",
+        ),
         (PLAIN | {"--draft.rollout-dtype": "int8"}, "draft.rollout_dtype = int8:...None...none"),
         ({"--draft.vocab-size": "100"}, "draft_vocab_size = 100:...9"),
         ({"--draft.kind": "none"}, "rollout.draft_length = 2:...0...draft.kind"),

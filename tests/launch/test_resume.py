@@ -82,7 +82,7 @@ def odd(rollout: Rollout, prompts: Prompts) -> Reward:
 
 def run(config: RunConfig) -> int:
     with open_run(config) as directory:
-        return train(build_experiment(config), directory, StopSignals(print), Unfinished(), odd, odd)
+        return train(build_experiment(config, asynchronous=True), directory, StopSignals(print), Unfinished(), odd, odd)
 
 
 @pytest.fixture(scope="module")
