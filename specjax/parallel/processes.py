@@ -12,7 +12,8 @@ import jax
 import numpy as np
 from jax._src import distributed  # the key-value store has no public name; Orbax imports it from here too
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding, Sharding
+from jax.sharding import Mesh, NamedSharding, Sharding
+from jax.sharding import PartitionSpec as P
 
 from specjax.types import PyTree
 
@@ -59,14 +60,14 @@ def place(tree: PyTree, sharding: Sharding) -> PyTree:
     return jax.tree.map(lambda x: _place(x, sharding), tree)
 
 
-def move(x: jax.Array, senders: Sequence[Any], sharding: NamedSharding) -> jax.Array:
-    """Return the array on other devices: the shards of `senders`, in order, become those of the sharding's devices.
+def move(x: jax.Array, senders: Sequence[Any], mesh: Mesh, spec: P) -> jax.Array:
+    """Return the array divided as `spec` says over another mesh: the shards of `senders` become those of its devices.
 
     Both must have shards of one shape. Does not wait for the array.
     """
-    shards, receivers = {shard.device: shard.data for shard in x.addressable_shards}, np.ravel(sharding.mesh.devices)
-    parts = [jax.device_put(shards[a], b) for a, b in zip(senders, receivers, strict=True)]
-    return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)
+    shards = {shard.device: shard.data for shard in x.addressable_shards}
+    parts = [jax.device_put(shards[a], b) for a, b in zip(senders, mesh.devices.flat, strict=True)]
+    return jax.make_array_from_single_device_arrays(x.shape, NamedSharding(mesh, spec), parts)
 
 
 def own_rows(x: jax.Array | np.ndarray) -> tuple[np.ndarray, np.ndarray]:

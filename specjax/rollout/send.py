@@ -60,7 +60,7 @@ class Send:
         with jax.set_mesh(self._source):
             parts = kernels.finished(self._scatter(*args), self._source)
         moved = jax.tree.map(
-            lambda x, spec: processes.move(x, self._senders, NamedSharding(self._target, spec)), parts, self._scattered
+            lambda x, spec: processes.move(x, self._senders, self._target, spec), parts, self._scattered
         )
         with jax.set_mesh(self._target):
             return kernels.finished(self._gather(moved), self._target)

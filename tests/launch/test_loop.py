@@ -54,7 +54,7 @@ class Recorder:
             unfinished=SimpleNamespace(remove=lambda: self.removed.append(self.number)),
         )
         logs = RunLogs(directory, events, samples, StepTimer(self._log), fakes.skipped, fakes.signals)
-        state: Any = SimpleNamespace(params=None, drafting=None)
+        state: Any = SimpleNamespace(params=None, drafting=None, ahead=())
         self.loop = TrainingLoop(
             fakes.experiment,
             Start(state, start_step, None),
