@@ -283,11 +283,11 @@ class Rollout:
 class Ahead:
     """A rollout that was begun before its step.
 
-    version:  int32, number of updates that its networks had seen.
+    versions: int32 for each network that generated it, number of updates that it had seen.
     drafting: state from which its draft lengths were chosen; None if there is only one length.
     """
 
     prompts: Prompts
     rollout: Rollout
-    version: Int[Array, ""]
+    versions: Params
     drafting: PyTree | None = None

@@ -71,6 +71,7 @@ def test_commands_name_programs_and_options_that_exist(page: Path):
 OPEN_NAMES = {"reward/NAME", "loss/NAME", "rollout/acceptance_rate_pos_I"}
 OPEN_NAMES |= {"router/balance_loss", "router/load_max", "router/rerouted"}
 OPEN_NAMES |= {"asynchronous/lag", "asynchronous/waiting", "time/rollout_wait"}
+OPEN_NAMES |= {"time/rollout_mesh_busy", "time/rollout_mesh_idle", "time/training_mesh_idle"}
 
 
 def test_every_metric_has_a_row_that_names_the_file_it_comes_from():

@@ -41,8 +41,8 @@ def _abstract_ahead(experiment: Experiment, state: TrainState) -> Ahead:
     rollout = experiment.trace_rollout(config.rollout, config.data.prompts)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), rollout)
     prompts = abstract_prompts(experiment.abstract_prompts(config.data.prompts), mesh)
-    version: Any = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
-    return Ahead(prompts, shapes, version, state.drafting)
+    version = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
+    return Ahead(prompts, shapes, Params(version, version), state.drafting)
 
 
 def _kept(experiment: Experiment) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from launch.build.experiment import Experiment
 from launch.cli.compilation import CompileClock
 from launch.cli.console import console
+from launch.cli.errors import RunStopped
 from launch.cli.unfinished import Unfinished
 from launch.costs.cost_table import CostTable
 from launch.data.batches import PromptPipeline
@@ -21,7 +22,7 @@ from launch.run.start import Start, checkpoint_extra
 from launch.run.step_timer import Metrics, Step
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
-from specjax.train.asynchronous import AsynchronousStep
+from specjax.train.asynchronous import AsynchronousStep, MixedVersions
 from specjax.train.stages import Stages
 from specjax.train.timed_step import ProbeStep
 from specjax.train.train_step import StepResult, TrainStep
@@ -108,7 +109,10 @@ class TrainingLoop:
         if state.ahead:
             drafting = state.ahead[0].drafting
         self.clock.lap()
-        state, rollout, metrics = step(state, prompts)
+        try:
+            state, rollout, metrics = step(state, prompts)
+        except MixedVersions as error:
+            raise RunStopped(f"step {number}: {error}") from error
         if (compiling := self.clock.lap()) and not timed:
             console.print(f"compiled the step, or read it from the cache, in {compiling:.1f} s")
         if probing:

@@ -166,7 +166,7 @@ def test_an_asynchronous_run_goes_on_exactly_with_what_was_in_flight(tmp_path: P
             assert name.startswith(("time/", "perf/")) or line[name] == other[name], f"{name} of step {line['step']}"
     parts, whole = (saved_state(tmp_path / name, 6) for name in ("parts", "whole"))
     jax.tree.map(np.testing.assert_array_equal, parts, whole)
-    assert len([path for path, _ in jax.tree.leaves_with_path(whole) if "version" in jax.tree_util.keystr(path)]) == 2
+    assert len([path for path, _ in jax.tree.leaves_with_path(whole) if "versions" in jax.tree_util.keystr(path)]) == 4
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Rollouts on a mesh of their own, against the same stages on one mesh."""
 
+import threading
+import time
 from dataclasses import replace
 
 import jax
@@ -8,12 +10,14 @@ import pytest
 
 from specjax.parallel.mesh import MeshConfig, disjoint_mesh
 from specjax.rewards import HostReward
-from specjax.train.asynchronous import AsynchronousStep
+from specjax.rollout.send import Send
+from specjax.train.asynchronous import AsynchronousStep, MixedVersions, Sent
 from specjax.train.config import TrainConfig
+from specjax.train.overlap import Watch
 from specjax.train.stages import Stages
 from specjax.train.train_step import TrainStep
 from specjax.train.updates import UpdateConfig
-from specjax.types import Params, Prompts
+from specjax.types import Params, Prompts, TrainState
 from tests.specjax.test_split_step import count_fives
 from tests.specjax.training import CONFIG, host_copy, make_prompts, mesh_of, networks, state_on
 
@@ -60,6 +64,9 @@ class Both:
             state, rollout, metrics = self.asynchronous(state, batch)
             tokens.append(np.asarray(rollout.tokens))
             assert int(metrics["asynchronous/lag"]) == min(lag, number) and metrics["asynchronous/waiting"] == lag
+            assert metrics["time/rollout_mesh_busy"] > 0
+            idle = metrics["time/rollout_mesh_idle"], metrics["time/training_mesh_idle"]
+            assert np.all(np.greater_equal(idle, 0)) or number == 0
         return host_copy(state.params), tokens
 
 
@@ -101,6 +108,22 @@ def test_a_rollout_ends_while_the_update_before_its_own_goes_on() -> None:
     assert overlapped
 
 
+def test_a_draft_that_was_sent_at_another_update_ends_the_run(single: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, sent = batches(3), list[Sent]()
+
+    def send_late(send: Send, state: TrainState) -> Sent:
+        sent.append(plain(send, state))
+        late = sent[max(len(sent) - 2, 0)]
+        mixed = (Params(new.policy, old.draft) for new, old in zip(sent[-1][::2], late[::2], strict=True))
+        return Sent(next(mixed), sent[-1].chosen, next(mixed))
+
+    plain = Send.__call__
+    monkeypatch.setattr(Send, "__call__", send_late)
+    state, _, _ = single.asynchronous(state_on(single.stages.mesh, COUPLED), prompts[0])
+    with pytest.raises(MixedVersions, match="policy after update 1 and the draft after update 0"):
+        single.asynchronous(state, prompts[1])
+
+
 def test_what_cannot_be_is_refused() -> None:
     stages = stages_on(2, 1, 1)
     with pytest.raises(ValueError, match="rollout_mesh = .* shares devices"):
@@ -109,3 +132,35 @@ def test_what_cannot_be_is_refused() -> None:
         disjoint_mesh(MeshConfig(7), stages.mesh)
     with pytest.raises(ValueError, match="its 3 devices must divide 2"):
         AsynchronousStep(stages, disjoint_mesh(MeshConfig(3), stages.mesh)).begin(state_on(stages.mesh), make_prompts())
+
+
+class Pending:
+    """An array that is ready once it is told so."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def is_ready(self) -> bool:
+        return self.event.is_set()
+
+    def block_until_ready(self) -> object:
+        return self.event.wait()
+
+
+def test_a_mesh_is_idle_from_the_end_of_a_program_until_the_next_has_what_it_needs() -> None:
+    watch, first, needed, second = Watch(), Pending(), Pending(), Pending()
+    spans = [watch.watch(time.perf_counter(), None, first)]
+    assert watch.idle_s() == 0
+    first.event.set()
+    before = spans[0].result()
+    spans.append(watch.watch(before.end, needed, second))
+    time.sleep(0.05)
+    needed.event.set()
+    time.sleep(0.02)
+    second.event.set()
+    span = spans[1].result()
+    assert np.isnan(before.idle_s) and span.idle_s >= 0.05 and span.busy_s >= 0.01
+    assert np.isclose(span.end, before.end + span.idle_s + span.busy_s)
+    # Of a program that has ended already, as where the call waits for it, the dispatch is what is known.
+    late = watch.watch(span.end, None, second).result()
+    assert late.idle_s == 0 and watch.idle_s() > 0
