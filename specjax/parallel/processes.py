@@ -23,6 +23,7 @@ _DAY_MS = 24 * 60 * 60 * 1000
 # Processes are never this many agreements apart: steps hold collectives.
 _KEPT_AGREEMENTS = 1000
 _agreements = 0
+_passed: str | None = None
 
 
 def count() -> int:
@@ -50,6 +51,20 @@ def fetch(tree: PyTree) -> PyTree:
     return jax.device_get(jax.tree.unflatten(structure, leaves))
 
 
+def fetch_from(mesh: Mesh, tree: PyTree) -> PyTree:
+    """Return the arrays of a mesh as numpy arrays, whole in every process, also in those without a device of the mesh.
+
+    Runs nothing on other devices, so that it does not wait for programs there.
+    """
+    owners = {device.process_index for device in mesh.devices.flat}
+    if len(owners) == count():
+        return fetch(tree)
+    if len(owners) > 1:
+        # Every process calls it; those without a device do nothing.
+        tree = jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, P()))(tree)
+    return _pass(min(owners), jax.device_get(tree) if index() == min(owners) else None)
+
+
 def place(tree: PyTree, sharding: Sharding) -> PyTree:
     """Put arrays on devices with this sharding. Each process sends its own shards.
 
@@ -60,22 +75,16 @@ def place(tree: PyTree, sharding: Sharding) -> PyTree:
     return jax.tree.map(lambda x: _place(x, sharding), tree)
 
 
-def move(x: jax.Array, senders: Sequence[Any], mesh: Mesh, spec: P) -> jax.Array:
-    """Return the array divided as `spec` says over another mesh: the shards of `senders` become those of its devices.
-
-    Both must have shards of one shape. Does not wait for the array.
-    """
-    shards = {shard.device: shard.data for shard in x.addressable_shards}
-    parts = [jax.device_put(shards[a], b) for a, b in zip(senders, mesh.devices.flat, strict=True)]
-    return jax.make_array_from_single_device_arrays(x.shape, NamedSharding(mesh, spec), parts)
-
-
 def own_rows(x: jax.Array | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (row numbers, rows) of the rows [R, ..] that this process owns.
 
-    Each row has one owner, even if several processes hold copies. With one process, it owns all rows.
+    Each row has one owner, even if several processes hold copies. With one process, it owns all rows. Each of several
+    owns a part of the rows of a numpy array, which must be the same in all.
     """
-    if not isinstance(x, jax.Array) or x.is_fully_addressable:
+    if isinstance(x, np.ndarray):
+        rows = np.array_split(np.arange(len(x)), count())[index()]
+        return rows, x[rows]
+    if x.is_fully_addressable:
         return np.arange(len(x)), fetch(x)
     shards = [shard for shard in x.addressable_shards if shard.replica_id == 0]
     parts = {range(*shard.index[0].indices(len(x))): shard.data for shard in shards}
@@ -85,14 +94,17 @@ def own_rows(x: jax.Array | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def join_rows(rows: np.ndarray, values: Sequence[np.ndarray], total: int) -> tuple[np.ndarray, ...]:
-    """Return arrays of all `total` rows, in every process. Each process gives the values of its `own_rows`."""
+    """Return arrays of all `total` rows, in every process. Each process gives the values of its `own_rows`.
+
+    Waits for every process, without a device.
+    """
     if count() == 1:
         return tuple(values)
-    mine = tuple(np.zeros((total, *value.shape[1:]), value.dtype) for value in values)
-    for whole, value in zip(mine, values, strict=True):
-        whole[rows] = value
-    # A row is zero in all processes but its owner.
-    return tuple(x.sum(axis=0, dtype=x.dtype) for x in multihost_utils.process_allgather(mine))
+    whole = tuple(np.zeros((total, *value.shape[1:]), value.dtype) for value in values)
+    for theirs, parts in gather((rows, tuple(values))):
+        for x, part in zip(whole, parts, strict=True):
+            x[theirs] = part
+    return whole
 
 
 def agree(value: T) -> T:
@@ -151,6 +163,26 @@ def told(topic: str) -> list[str]:
 
 def _spans_processes(x: Any) -> bool:
     return isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated)
+
+
+def _pass(source: int, value: T) -> T:
+    """Return the value of process `source` in every process.
+
+    Large ones are not kept for long: each is deleted before the one after it, once all others have read it.
+    """
+    global _passed
+    key = _next_key()
+    if index() != source:
+        value = pickle.loads(_store().blocking_key_value_get_bytes(key, _DAY_MS))
+        _store().key_value_set(f"{key}/read/{index()}", "")
+        return value
+    if _passed is not None:
+        for other in set(range(count())) - {source}:
+            _store().blocking_key_value_get(f"{_passed}/read/{other}", _DAY_MS)
+        _store().key_value_delete(_passed)
+    _store().key_value_set_bytes(key, pickle.dumps(value))
+    _passed = key
+    return value
 
 
 def _place(x: Any, sharding: Sharding) -> jax.Array:

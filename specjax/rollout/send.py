@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from specjax import kernels
 from specjax.drafters import Drafter
-from specjax.parallel import processes
 from specjax.parallel.mesh import AXES, BATCH_AXES, batch_shards
+from specjax.parallel.move import Move
 from specjax.rollout.generate import gathered_shardings, prepare
 from specjax.types import Params, Policy, PyTree
 
@@ -23,11 +23,11 @@ class Send:
     """Callable that computes arrays on one mesh and returns them on another. Nothing waits for the arrays.
 
     1. A program on the source mesh computes them, each in as many different parts as the target mesh has devices.
-    2. Each part is copied from one device to one device.
+    2. Each part moves from one device to one device.
     3. A program on the target mesh gathers the parts over `data` and `fsdp`.
 
     An array without an axis that divides is copied whole. The source mesh has n times as many devices as the target
-    mesh: only the first of n equal groups of them copies.
+    mesh: only the first of n equal groups of them sends.
 
     Args:
         make:   function that returns the arrays. Called with arrays on the source mesh, within a program.
@@ -41,35 +41,41 @@ class Send:
             raise ValueError(f"target = {target.devices.shape}: its {target.size} devices must divide {source.size}")
         self._source, self._target = source, target
         groups = source.devices.reshape(-1, *target.devices.shape)
-        self._senders = list(groups[0].flat)
-        axes = COPIES, *AXES
-        self._groups = Mesh(groups, axes, axis_types=(AxisType.Auto,) * len(axes))
+        types = (AxisType.Auto,) * groups.ndim
+        self._groups = Mesh(groups, (COPIES, *AXES), axis_types=types)
+        self._senders = Mesh(groups[0], AXES, axis_types=types[1:])
         self._make, self._layout = make, layout
-        self._gather = jax.jit(lambda arrays: arrays, out_shardings=layout)
-        self._scattered: PyTree = None
-        self._scatter: Callable[..., PyTree] = make
+        self._gather = jax.jit(partial(jax.tree.map, lambda x: x[0]), out_shardings=layout)
+        self._scatter: Callable[..., PyTree] | None = None
+        self._move: Move | None = None
 
     def __call__(self, *args: Any) -> PyTree:
         """Return the arrays that `make` returns for these arguments, on the target mesh."""
-        if self._scattered is None:
-            with jax.set_mesh(self._source):
-                shapes = jax.eval_shape(self._make, *args)
-            self._scattered = jax.tree.map(self._scattered_spec, shapes, self._layout)
-            layout = jax.tree.map(lambda spec: NamedSharding(self._groups, spec), self._scattered, is_leaf=_is_spec)
-            self._scatter = jax.jit(self._make, out_shardings=layout)
+        if self._scatter is None or self._move is None:
+            self._scatter, self._move = self._parts(*args)
         with jax.set_mesh(self._source):
             parts = kernels.finished(self._scatter(*args), self._source)
-        moved = jax.tree.map(
-            lambda x, spec: processes.move(x, self._senders, self._target, spec), parts, self._scattered
-        )
+        moved = self._move(parts)
         with jax.set_mesh(self._target):
             return kernels.finished(self._gather(moved), self._target)
 
+    def _parts(self, *args: Any) -> tuple[Callable[..., PyTree], Move]:
+        """Return the first two parts for arguments like these. The arrays between the parts have a first axis of 1."""
+
+        def make(*args: Any) -> PyTree:
+            return jax.tree.map(lambda x: x[None], self._make(*args))
+
+        with jax.set_mesh(self._source):
+            shapes = jax.eval_shape(make, *args)
+        specs = jax.tree.map(self._scattered_spec, shapes, self._layout)
+        layout = jax.tree.map(lambda spec: NamedSharding(self._groups, spec), specs, is_leaf=_is_spec)
+        return jax.jit(make, out_shardings=layout), Move(self._senders, self._target, shapes, specs)
+
     def _scattered_spec(self, x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> P:
         """Return the partition with the first free axis that divides split over the target's `data` and `fsdp`."""
-        axes = [*sharding.spec, *[None] * (x.ndim - len(sharding.spec))]
+        axes = [None, *sharding.spec, *[None] * (x.ndim - 1 - len(sharding.spec))]
         shards = batch_shards(self._target)
-        free = (i for i, axis in enumerate(axes) if axis is None and x.shape[i] % shards == 0)
+        free = (i for i, axis in enumerate(axes) if i and axis is None and x.shape[i] % shards == 0)
         if shards > 1 and (first := next(free, None)) is not None:
             axes[first] = BATCH_AXES
         return P(*axes)

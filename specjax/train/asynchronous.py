@@ -85,7 +85,7 @@ class AsynchronousStep:
         oldest, *waiting = state.ahead
         # The only wait. The rollout after this one is under way.
         start = time.perf_counter()
-        rollout, prompts, versions = processes.fetch((oldest.rollout, oldest.prompts, oldest.versions))
+        rollout, prompts, versions = processes.fetch_from(self._mesh, (oldest.rollout, oldest.prompts, oldest.versions))
         waited_s = time.perf_counter() - start
         _check(versions)
         placed = self._place(rollout)

@@ -5,13 +5,14 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch.cli.signals import StopSignals
@@ -19,10 +20,15 @@ from models.checkpoints.policy import restore_params, write_checkpoint
 from models.files import new_directory
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
-from specjax.parallel.mesh import BATCH_AXES
+from specjax.parallel.mesh import AXES, BATCH_AXES
 from specjax.rewards import HostReward, host_reward
 from specjax.rollout.generate import place
+from specjax.rollout.send import Send
+from specjax.train.asynchronous import AsynchronousStep
+from specjax.train.overlap import Watch
+from specjax.train.stages import Stages
 from specjax.train.train_step import make_train_step
+from specjax.train.updates import UpdateConfig
 from specjax.types import PyTree
 from tests.specjax.training import CONFIG, make_prompts, mesh_of, networks, state_on
 
@@ -54,6 +60,47 @@ def train() -> tuple[dict[str, Any], PyTree, list[list[int]]]:
         reward = processes.fetch(jax.jit(host_reward(ask, mesh))(rollout, place(make_prompts(), mesh)))
     made = {"tokens": tokens, "metrics": metrics, "params": processes.fetch(state.params), "reward": reward}
     return made, state, asked
+
+
+def ahead() -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """Take steps of lag 1 on a training mesh and a rollout mesh of one device each, of two processes if there are two.
+
+    Return what they made, and when rollouts and updates ended, by a clock that all processes of a machine share.
+    """
+    mesh, rollout_mesh = (device_mesh(number) for number in (0, 2))
+    # Updates that take longer than a rollout.
+    config = replace(CONFIG, updates=UpdateConfig(epochs=30, recompute_old=True))
+    config = replace(config, rollout=replace(config.rollout, verifier="coupled"))
+    step = AsynchronousStep(Stages(*networks(), HostReward(score), config, mesh), rollout_mesh)
+    watches, ends = {name: Watch() for name in ("rollouts", "updates")}, {"rollouts": list[Any](), "updates": []}
+
+    def note(name: str, made: jax.Array) -> None:
+        ends[name].append(watches[name].watch(time.perf_counter(), None, made))
+
+    state, rollouts, batches = state_on(mesh, config), [], [make_prompts()] * (STEPS + 2)
+    state = step.begin(state, batches[0])
+    for prompts in batches[1:]:
+        state, rollout, metrics = step(state, prompts)
+        note("updates", metrics["loss/policy"])
+        note("rollouts", state.ahead[0].rollout.lengths)
+        rollouts.append(rollout.tokens)
+    made = {"tokens": rollouts, "params": state.params, "lag": metrics["asynchronous/lag"]}
+    return processes.fetch_from(mesh, made), {name: [span.result().end for span in each] for name, each in ends.items()}
+
+
+def device_mesh(*numbers: int) -> Mesh:
+    """Return a mesh of these devices along `data`."""
+    devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
+    return Mesh(np.array([devices[n] for n in numbers]).reshape(-1, 1, 1, 1), AXES, axis_types=(AxisType.Auto,) * 4)
+
+
+def send() -> list[np.ndarray]:
+    """Return arrays that were sent from the two devices of one process to those of another."""
+    source, target = device_mesh(0, 1), device_mesh(2, 3)
+    arrays = np.arange(8, dtype=np.float32).reshape(2, 4), np.arange(3, dtype=np.int8)
+    arrays = [processes.place(x, NamedSharding(source, P())) for x in arrays]
+    sent = Send(lambda x, y: (2 * x, y), (NamedSharding(target, P()),) * 2, source, target)
+    return [*processes.fetch_from(target, sent(*arrays))]
 
 
 def talk() -> dict[str, Any]:
@@ -114,7 +161,8 @@ def main(out: str, coordinator: str, count: str, index: str) -> None:
     jax.config.update("jax_numpy_dtype_promotion", "strict")
     jax.distributed.initialize(coordinator, int(count), int(index), heartbeat_timeout_seconds=20)
     made, state, asked = train()
-    found = {"asked": asked, "talk": talk(), "saved": save(Path(out), state)}
+    found = {"asked": asked, "talk": talk(), "saved": save(Path(out), state), "sent": send()}
+    made["ahead"], found["ends"] = ahead()
     if processes.primary():
         np.savez(Path(out) / "made.npz", *jax.tree.leaves(made))
     Path(out, f"process_{index}.json").write_text(json.dumps(found, default=np.ndarray.tolist))

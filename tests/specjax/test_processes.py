@@ -13,7 +13,7 @@ from specjax.checkpoint import Checkpointer
 from specjax.parallel.mesh import check_processes
 from tests.jobs import finish_job, start_job, two_hosts
 from tests.refusals import refuses
-from tests.specjax.process_worker import STEPS, train
+from tests.specjax.process_worker import STEPS, ahead, train
 from tests.specjax.training import GROUP, make_prompts, mesh_of, state_on
 
 
@@ -25,7 +25,7 @@ class Job(NamedTuple):
     out: Path
 
 
-alone = cache(lambda: train()[0])
+alone = cache(lambda: train()[0] | {"ahead": ahead()[0]})
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +113,18 @@ def test_one_process_on_another_mesh_restores_what_two_have_saved(job: Job) -> N
     assert restored.data == {"position": 2}
     for got, expected in zip(jax.tree.leaves(restored.state.params), jax.tree.leaves(job.made["params"]), strict=True):
         np.testing.assert_array_equal(got, expected)
+
+
+def test_networks_and_rollouts_pass_between_the_processes_of_two_meshes(job: Job) -> None:
+    for each in job.found:
+        assert each["sent"] == [[[0, 2, 4, 6], [8, 10, 12, 14]], [0, 1, 2]]
+    got, expected = job.made["ahead"], alone()["ahead"]
+    assert got["lag"] == 1
+    jax.tree.map(np.testing.assert_array_equal, got["tokens"], expected["tokens"])
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), got["params"], expected["params"])
+
+
+def test_a_rollout_ends_in_one_process_before_the_update_before_its_own_in_the_other(job: Job) -> None:
+    """An order of events. The first steps compile."""
+    updates, rollouts = job.found[0]["ends"]["updates"], job.found[1]["ends"]["rollouts"]
+    assert all(rollout < update for rollout, update in zip(rollouts[1:], updates[1:], strict=True))
