@@ -1,7 +1,7 @@
 """Time steps with and without speculation, by stage: `python -m launch.compare CONFIG [--draft-lengths 0,3,5,7]`.
 
-Prints the table of arXiv 2604.26779 for your own run. Each variant takes the same steps, on the same prompts with the
-same seeds, from the same state.
+Prints the table of arXiv 2604.26779 for your own run. Each variant takes the same steps, from the same state. With
+--asynchronous.lag, a second table has steps whose rollouts run ahead, on devices of their own.
 """
 
 from contextlib import nullcontext
@@ -20,6 +20,7 @@ from launch.cli.pyplot import load_pyplot
 from launch.cli.reads import COMPARE
 from launch.cli.signals import StopSignals
 from launch.cli.unfinished import Unfinished, unfinished_beside
+from launch.comparison.asynchronous import compare_overlap
 from launch.comparison.options import CompareArgs
 from launch.comparison.reward_curves import compare_training
 from launch.comparison.stage_times import print_first_differences, print_stage_times, time_variants
@@ -30,8 +31,7 @@ from launch.run.pinned import with_commits, with_step
 from launch.run.trained_networks import trained_networks
 from launch.timing import format_provenance, provenance
 
-# The table is this wide; a narrower terminal wraps it.
-console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False, width=170)
+console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False, width=170)  # that of the table
 
 
 def main(argv: list[str]) -> int:
@@ -48,13 +48,14 @@ def main(argv: list[str]) -> int:
     args, config, files = with_step(args), with_commits(config, args.checkpoint), {"json": args.json}
     with StopSignals(console.print) as signals, unfinished_beside(files, signals, config, args) as unfinished:
         config = replace(config, rollout=replace(config.rollout, draft_lengths=args.lengths))
-        write_results(args.json, compare(build_experiment(config, unfinished=unfinished), args, unfinished))
+        write_results(args.json, compare(build_experiment(config, True, unfinished, True), args, unfinished))
     return 0
 
 
 def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -> dict[str, Any]:
     """Time the variants and train two of them if asked, print both, and return the results for the JSON file."""
     check_training(experiment)
+    asynchronous, experiment = experiment, replace(experiment, rollout_mesh=experiment.mesh)
     config, costs = experiment.config, round_costs(experiment, unfinished)
     params = trained_networks(experiment, args.checkpoint, args.checkpoint_step, console, unfinished)
     results = provenance("launch.compare") | {"recipe": config.name, "verifier": config.rollout.verifier}
@@ -63,12 +64,12 @@ def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -
         console.print(format_provenance("launch.compare"))
         reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer, unfinished)
         variants, drafting = make_variants(experiment, reward_fn, params, costs(params), unfinished)
-        max_every = config.draft_training.max_every
-        reports = time_variants(variants, args.lengths, config.steps, max_every, unfinished)
+        reports = time_variants(variants, args.lengths, config.steps, config.draft_training.max_every, unfinished)
         print_stage_times(reports, console)
         console.print(f"automatic:\n{explain_choice(experiment.phases, args.lengths, drafting)}")
         print_first_differences(reports, console)
         results |= {"arms": {name: asdict(report) for name, report in reports.items()}}
+        results |= compare_overlap(asynchronous, variants, reports, console, unfinished)
         if args.train_steps:
             training = compare_training(experiment, variants, args.train_steps, args.plots, console, unfinished)
             results |= {"training": training}

@@ -50,6 +50,7 @@ COMPARE = (
     *(*_PROBLEMS, *_NETWORKS, *_DRAFT_TRAINING, "hosts", "steps", "cost_table", "microbatches", "reference_every"),
     *("allow_truncated_law", "model.remat", "data.prompts", "reward", "rollout", "selection", "advantage", "loss"),
     *("model.rollout_dtype", "draft.rollout_dtype", "policy_optimizer", "updates", "draft_training", "warmup"),
+    "asynchronous",
 )
 TRAIN = ("",)
 

@@ -66,12 +66,12 @@ class StagedStep:
     """
 
     def __init__(self, stages: Stages) -> None:
-        self._stages, self._timed = stages, Clock(stages.policy.dtype)
+        self.stages, self._timed = stages, Clock(stages.policy.dtype)
         self._layout = self._gathered = None
 
     def __call__(self, state: TrainState, prompts: Prompts, chosen: Choice = None) -> tuple[StepResult, Seconds]:
         """Take a step stage by stage. chosen: index of each phase's draft length; None: `Stages.choose` picks it."""
-        stages, seconds = self._stages, {}
+        stages, seconds = self.stages, {}
         if chosen is None:
             chosen = stages.choose(state)
         jax.block_until_ready((state, chosen))
@@ -101,16 +101,16 @@ class StagedStep:
         """Return the parameters prepared for the rollout, and the seconds it took. Call with the mesh set."""
         if self._layout is None:
             self._layout = jax.tree.map(lambda x: x.sharding, state)
-            stages = self._stages
+            stages = self.stages
             self._gathered = gathered_shardings(stages.policy, stages.drafter, state.params)
-        return self._timed("prepare", self._stages.prepare, state.params, out_shardings=self._gathered)
+        return self._timed("prepare", self.stages.prepare, state.params, out_shardings=self._gathered)
 
     def _train(
         self, state: TrainState, sequences: ScoredSequences, log_probs: LogProbs, prompts: Prompts, rollout: Rollout
     ) -> tuple[TrainState, TrainBatch, Metrics]:
-        batch = self._stages.advantage(sequences, log_probs)
-        state, losses = self._stages.update(state, batch)
-        return self._stages.remember(state, prompts, rollout, losses), batch, losses
+        batch = self.stages.advantage(sequences, log_probs)
+        state, losses = self.stages.update(state, batch)
+        return self.stages.remember(state, prompts, rollout, losses), batch, losses
 
 
 class ProbeStep:

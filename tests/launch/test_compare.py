@@ -127,8 +127,15 @@ def test_it_starts_from_a_distilled_draft_or_from_that_of_a_run(tmp_path: Path):
     assert found["arms"]["automatic"]["draft_lengths"][0] in (0, 1, 3)
     assert found["training"]["parting"] is None and "3 steps" in said
     leave_run(tmp_path / "run", build_experiment(parse_run(argv("tiny", SMALL), "", "")))
-    found, said = run_program(tmp_path / "found.json", {"--checkpoint": str(tmp_path / "run"), "--draft-lengths": "1"})
+    options = {"--checkpoint": str(tmp_path / "run"), "--draft-lengths": "1", "--asynchronous.lag": "1"}
+    found, said = run_program(tmp_path / "found.json", options)
     assert "warm-up: " not in said and "random weights" not in said
+    assert "exposed generation" in said and "absolute figures mean little" in said
+    assert list(found["asynchronous"]) == ["synchronous", "lag 1"]
+    for kind, devices in zip(found["asynchronous"].values(), (1, 2), strict=True):
+        assert list(kind) == ["autoregressive", "automatic"] and all(x["devices"] == devices for x in kind.values())
+    for times in found["asynchronous"]["lag 1"].values():
+        assert times["step_s"] == pytest.approx(times["exposed_s"] + times["train_s"]) and times["generation_s"] > 0
     assert "training" not in found
     assert (found["checkpoint"], found["checkpoint_step"]) == (str(tmp_path / "run"), 1)
     with refuses("checkpoint_step = 7:...1", ConfigError):
