@@ -1,10 +1,8 @@
 """Construction of everything that a run needs before its first step: mesh, networks, problems, functions."""
 
 import math
-import os
 import zlib
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -18,6 +16,7 @@ from launch.build.networks import Networks, build_networks
 from launch.build.problems import Problems, build_problems, build_tokenizer
 from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
+from launch.cli.hosts import request_cpu_devices
 from launch.cli.unfinished import NOT_KEPT, Unfinished
 from launch.data.batches import PromptPipeline, PromptTable, prompt_pipeline
 from launch.data.problems import Problem
@@ -150,7 +149,7 @@ def build_experiment(
     if not asynchronous:
         config = replace(config, asynchronous=AsynchronousConfig())
     separate = None if config.asynchronous.lag is None else config.asynchronous.rollout_mesh
-    _request_cpu_devices(math.prod(config.mesh.shape) + (0 if separate is None else math.prod(separate.shape)))
+    request_cpu_devices(config)
     try:
         mesh = make_mesh(config.mesh)
         rollout_mesh = mesh if separate is None else _rollout_mesh(separate, mesh)
@@ -206,18 +205,6 @@ def _load_functions(config: RunConfig) -> tuple[RolloutFn, LossFn]:
         speculative_rollout if rollout is None else load_function("rollout.function", rollout),
         policy_loss if loss is None else load_function("loss.function", loss),
     )
-
-
-def _request_cpu_devices(count: int) -> None:
-    """Make JAX create `count` CPU devices, at most one per core, so that the shards of a mesh run in parallel.
-
-    With several processes, each creates its part. Does nothing if XLA_FLAGS sets the count or JAX is already
-    initialised. Does not affect other platforms.
-    """
-    count = -(-count // processes.count())
-    if count > 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
-        with suppress(RuntimeError):
-            jax.config.update("jax_num_cpu_devices", min(count, os.cpu_count() or 1))
 
 
 def _rollout_mesh(config: MeshConfig, mesh: Mesh) -> Mesh:

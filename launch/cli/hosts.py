@@ -1,9 +1,11 @@
 """Start the processes of a job over several hosts, before anything touches a device."""
 
+import math
 import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -51,7 +53,24 @@ def join_hosts(config: RunConfig) -> RunConfig:
         print(f"{HOSTS_LINE}{listed}", file=sys.stderr, flush=True)
         if not processes.primary():
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    # Before a checkpoint is opened, which would create the devices.
+    request_cpu_devices(alone)
     return alone
+
+
+def request_cpu_devices(config: RunConfig) -> None:
+    """Make JAX create as many CPU devices as the run uses, at most one per core, so that shards run in parallel.
+
+    With several processes, each creates its part. Does nothing if XLA_FLAGS sets the number or JAX is already
+    initialised. Does not affect other platforms.
+    """
+    ahead, count = config.asynchronous, math.prod(config.mesh.shape)
+    if ahead.lag is not None:
+        count += math.prod(ahead.rollout_mesh.shape)
+    count = -(-count // processes.count())
+    if count > 1 and "host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        with suppress(RuntimeError):
+            jax.config.update("jax_num_cpu_devices", min(count, os.cpu_count() or 1))
 
 
 def common(configs: Sequence[RunConfig]) -> RunConfig:

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from configs.schema import HostsConfig
+from configs.schema import AsynchronousConfig, HostsConfig, MeshConfig
 from configs.tiny import config
 from launch.cli.hosts import common, join_hosts, launched_by_a_cluster
 from tests.jobs import finish_job, free_port, start_job
@@ -43,6 +44,17 @@ def test_a_launcher_of_several_processes_is_recognised(environment: dict[str, st
 
 def test_one_process_starts_nothing() -> None:
     assert join_hosts(config) == config and not jax.distributed.is_initialized()
+
+
+def test_devices_are_requested_for_both_meshes_before_a_checkpoint_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    requested = dict[str, Any]()
+    monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    monkeypatch.setattr(jax.config, "update", requested.__setitem__)
+    for lag, count in ((None, 2), (1, 5)):
+        ahead = AsynchronousConfig(lag=lag, rollout_mesh=MeshConfig(data=3))
+        join_hosts(replace(config, mesh=MeshConfig(data=2), asynchronous=ahead))
+        assert requested["jax_num_cpu_devices"] == count
 
 
 def test_bad_hosts_are_refused_in_one_line() -> None:
