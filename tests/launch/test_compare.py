@@ -133,7 +133,7 @@ def test_it_starts_from_a_distilled_draft_or_from_that_of_a_run(tmp_path: Path):
     assert "exposed generation" in said and "absolute figures mean little" in said
     assert list(found["asynchronous"]) == ["synchronous", "lag 1"]
     for kind, devices in zip(found["asynchronous"].values(), (1, 2), strict=True):
-        assert list(kind) == ["autoregressive", "automatic"] and all(x["devices"] == devices for x in kind.values())
+        assert list(kind) == ["autoregressive", "1"] and all(x["devices"] == devices for x in kind.values())
     for times in found["asynchronous"]["lag 1"].values():
         assert times["step_s"] == pytest.approx(times["exposed_s"] + times["train_s"]) and times["generation_s"] > 0
     assert "training" not in found
