@@ -1,14 +1,12 @@
 """Completion lengths: drawn from a lognormal distribution with a limit, or from those that a run measured."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 
 from launch.simulation.acceptance import bisect
-
-# Draws by which a distribution is fitted to a mean.
-_FITTED_BY = 4096
 
 
 @dataclass(frozen=True)
@@ -44,12 +42,19 @@ class Lengths:
 
     def mean(self) -> float:
         """Return the mean length."""
-        return float(self.draw((_FITTED_BY,), 0).mean())
+        if self.measured:
+            return float(np.clip(self.measured, 1.0, self.limit).mean())
+        if not self.spread:
+            return min(self.median, self.limit)
+        sigma, above = self.spread, math.log(self.limit / self.median) / self.spread
+        kept = self.median * math.exp(sigma**2 / 2) * ndtr(above - sigma)
+        return float(kept + self.limit * ndtr(-above))
 
 
 def with_mean(mean: float, spread: float, limit: float) -> Lengths:
     """Return the lognormal lengths that have a mean after the limit."""
     if not 1 <= mean <= limit:
         raise ValueError(f"mean_tokens = {mean}: must be within 1 and the limit, {limit}")
-    log_median = bisect(lambda x: Lengths(float(np.exp(x)), spread, limit).mean() - mean, 0.0, np.log(1e3 * limit))
-    return Lengths(float(np.exp(log_median)), spread, limit)
+    most = math.log(1e3 * limit) + 4 * spread
+    log_median = bisect(lambda x: Lengths(math.exp(x), spread, limit).mean() - mean, -10.0, most)
+    return Lengths(math.exp(log_median), spread, limit)

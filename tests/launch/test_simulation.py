@@ -13,7 +13,7 @@ from tests.refusals import refuses
 
 def affine(fixed: float = 1.0, row: float = 0.1, position: float = 1e-4, draft: float = 0.1):
     """Seconds of a round in a made-up engine."""
-    return lambda rows, positions, k: fixed + rows * (row * (k + 1) + position * positions) + draft * k
+    return lambda rows, positions, k: fixed + rows * row * (k + 1) + position * positions + draft * k
 
 
 def rollout(lengths: np.ndarray, rate: float, *ks: int, slots: int = 8, phases: tuple[int, ...] = (), cost=None):
@@ -120,6 +120,6 @@ def test_steps():
 def test_a_surface_is_what_it_tabulates():
     cost, surface = affine(), Surface(affine(), 100, 800, (0, 3))
     rows, positions = np.array([1.0, 7, 40, 100]), np.array([0.0, 333, 500, 800])
-    expected = [[cost(n, s, k) for n, s in zip(rows, positions, strict=True)] for k in (0, 3)]
+    expected = [[cost(n, n * s, k) for n, s in zip(rows, positions, strict=True)] for k in (0, 3)]
     np.testing.assert_allclose(surface(rows, positions), expected)
     assert Surface(affine(), 1, 10, (0,))(np.array([1.0]), np.array([5.0])) == pytest.approx(cost(1, 5, 0))
