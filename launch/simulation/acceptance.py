@@ -31,32 +31,47 @@ def first_rate(length: float, draft_length: int, decay: float = DECAY) -> float:
 
     Raises ValueError if no acceptance gives it.
     """
-    most = float(acceptance_length(1.0, draft_length, decay))
     if not 1 <= length <= draft_length + 1:
         raise ValueError(f"acceptance_length = {length}: must be within 1 and {draft_length + 1} at k = {draft_length}")
-    if length >= most:  # all is accepted: the decay does not hold there
-        return 1.0
     return bisect(lambda rate: float(acceptance_length(rate, draft_length, decay)) - length, 0.0, 1.0)
 
 
-def predict_length(measured: float, measured_at: int, draft_length: int, decay: float = DECAY) -> float:
+def predict_length(measured: float, measured_at: int, draft_length: int) -> float:
     """Return the acceptance length at a draft length, from the one measured at another."""
-    if measured >= float(acceptance_length(1.0, measured_at, decay)):
-        decay = 1.0
+    decay = _decay_of(measured, measured_at)
     return float(acceptance_length(first_rate(measured, measured_at, decay), draft_length, decay))
 
 
-def row_rates(
-    measured: float, measured_at: int, lengths: np.ndarray, spread: float, correlation: float, seed: int
+def tokens_per_round(
+    measured: float,
+    measured_at: int,
+    draft_lengths: Sequence[int],
+    lengths: np.ndarray,
+    spread: float = 0.0,
+    correlation: float = 0.0,
+    seed: int = 0,
 ) -> np.ndarray:
-    """Return the acceptance of position 1 for each row, of the shape of `lengths`.
+    """Return the tokens that each row gains in a round, float64 [draft lengths, *lengths.shape].
 
     Rows differ: the logit of their acceptance is normal with standard deviation `spread`, and has this rank correlation
     with their length. The acceptance length over all verifications stays the measured one.
     """
-    mean = first_rate(measured, measured_at)
-    if spread == 0 or not 0 < mean < 1:
-        return np.full(lengths.shape, mean)
+    decay = _decay_of(measured, measured_at)
+    mean = first_rate(measured, measured_at, decay)
+    rates = np.full(lengths.shape, mean)
+    if spread > 0 and 0 < mean < 1:
+        rates = _spread_rates(measured, measured_at, decay, lengths, spread, correlation, seed)
+    return np.stack([acceptance_length(rates, k, decay) for k in draft_lengths])
+
+
+def _decay_of(measured: float, measured_at: int) -> float:
+    """Return the decay that an acceptance length allows: almost full acceptance has none."""
+    return 1.0 if measured >= float(acceptance_length(1.0, measured_at)) else DECAY
+
+
+def _spread_rates(
+    measured: float, measured_at: int, decay: float, lengths: np.ndarray, spread: float, correlation: float, seed: int
+) -> np.ndarray:
     rng = np.random.default_rng(seed)
     ranks = lengths.ravel().argsort().argsort()
     by_length = (ranks - ranks.mean()) / max(ranks.std(), 1e-9)
@@ -67,15 +82,10 @@ def row_rates(
         return 1 / (1 + np.exp(-center - offsets))
 
     def excess(center: float) -> float:
-        rounds = lengths / acceptance_length(rates(center), measured_at)
+        rounds = lengths / acceptance_length(rates(center), measured_at, decay)
         return float(lengths.sum() / rounds.sum()) - measured
 
     return rates(bisect(excess, -30.0, 30.0))
-
-
-def conditional_rates(positions: Sequence[float]) -> list[float]:
-    """Return the acceptance of each position given that those before it were accepted."""
-    return [rate / before for before, rate in zip((1.0, *positions), positions, strict=False)]
 
 
 def bisect(function: Callable[[float], float], low: float, high: float) -> float:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from launch.simulation.acceptance import predict_length, row_rates
+from launch.simulation.acceptance import predict_length, tokens_per_round
 from launch.simulation.machine import Evidence, completion_lengths, memory, round_costs, stages
 from launch.simulation.point import MEASURED, Point
 from launch.simulation.rollout import Layout, Moment, carry_over, simulate
@@ -107,12 +107,13 @@ def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
     for turn in range(ROLLOUTS if point.lag else 1):
         drawn = lengths.draw((simulated, sequences), seed + turn)
         measured = point.acceptance_length, point.measured_at
-        first = row_rates(*measured, drawn, point.row_spread, point.row_correlation, seed + turn)
-        rollout = simulate(drawn, first, surface, layout, point.prompt_tokens)
+        rows = point.row_spread, point.row_correlation, seed + turn
+        gains = tokens_per_round(*measured, point.lengths, drawn, *rows)
+        rollout = simulate(drawn, gains, surface, layout, point.prompt_tokens)
         rollouts.append(rollout)
         share = point.carry_over
         taken.append(
-            carry_over(drawn, first, surface, layout, point.prompt_tokens, share) if share else rollout.seconds
+            carry_over(drawn, gains, surface, layout, point.prompt_tokens, share) if share else rollout.seconds
         )
     tokens = point.sequences * (lengths.mean() + point.prompt_tokens)
     rest = stages(point, tokens, point.gpus - gpus if point.lag else gpus)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, get_origin
 
-from configs.override import override
 from launch.cli.errors import ConfigError, refusing
 from launch.cli.fields import Field, fields_of
 from launch.cli.options import parse
@@ -83,26 +82,14 @@ def swept(args: SimulateArgs) -> list[dict[str, Any]]:
     return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*(values for _, values in axes))]
 
 
-def at(point: Point, changes: dict[str, Any]) -> Point:
-    """Return the point with fields changed. Given stage times scale with its tokens, and inversely with its GPUs.
-
-    Raises ConfigError if the fields do not go together.
-    """
-    with refusing():
-        changed = override(point, changes)
-    scale = changed.sequences * changed.mean_tokens * point.gpus / (point.sequences * point.mean_tokens * changed.gpus)
-    times = {name: getattr(point, name) for name in ("train_s", "logprob_s") if name not in changes}
-    return override(changed, {name: scale * value for name, value in times.items() if value is not None})
-
-
 def given_ranges(args: SimulateArgs) -> dict[str, Range]:
     """Return the ranges that options give. Raises ConfigError."""
     found: dict[str, Range] = {}
     for field, values in _assignments("ranges", args.ranges):
         if len(values) != 2 or not all(isinstance(value, float) for value in values) or not values[0] <= values[1]:
             raise ConfigError(f"ranges = {field.path}={values}: must be two numbers, LOW,HIGH, of a number")
-        for value in values:
-            at(args.point, {field.path: value})
+        with refusing():
+            _ = [args.point.changed({field.path: value}) for value in values]
         found[field.path] = Range(values[0], values[1], "given")
     return found
 

@@ -1,7 +1,8 @@
 """The training step that a simulation answers for: every input is a field, and a sweep or a range changes fields."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Literal
 
 from models.published import DECODERS
 from specjax.cost import find_engine, find_hardware
@@ -126,3 +127,13 @@ class Point(Options):
     def lengths(self) -> tuple[int, ...]:
         """Return the draft lengths to choose from."""
         return self.draft_lengths or (self.draft_length,)
+
+    def changed(self, changes: Mapping[str, Any]) -> "Point":
+        """Return the point with fields changed. Given stage times scale with its tokens, and inversely with its GPUs.
+
+        Raises ValueError if the fields do not go together.
+        """
+        found = replace(self, **changes)
+        scale = found.sequences * found.mean_tokens * self.gpus / (self.sequences * self.mean_tokens * found.gpus)
+        times = {name: getattr(self, name) for name in ("train_s", "logprob_s") if name not in changes}
+        return replace(found, **{name: scale * value for name, value in times.items() if value is not None})

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from launch.simulation.acceptance import acceptance_length
 from launch.simulation.surface import Surface
 
 # Positions by which a row may advance between two looks at the cost of a round.
@@ -70,17 +69,16 @@ class Rollout(NamedTuple):
 
 
 def simulate(
-    lengths: np.ndarray, first: np.ndarray, surface: Surface, layout: Layout, start: float | np.ndarray
+    lengths: np.ndarray, gains: np.ndarray, surface: Surface, layout: Layout, start: float | np.ndarray
 ) -> Rollout:
     """Simulate the rollout of `lengths` tokens, float64 [replicas, sequences], in the order in which they get slots.
 
-    first:   acceptance of position 1 for each sequence, the same shape.
+    gains:   tokens that each sequence gains in a round, float64 [draft lengths, replicas, sequences].
     surface: seconds of a round. Of its draft lengths, each replica takes the one of the most tokens per second.
     start:   positions that each sequence holds before: its prompt, and what an earlier step generated.
     """
     replicas, sequences = lengths.shape
     slots, every = min(layout.slots, sequences), np.arange(replicas)
-    rates = np.stack([acceptance_length(first, k) for k in surface.draft_lengths])
     held = np.broadcast_to(np.asarray(start, np.float64), lengths.shape)
     row = np.tile(np.arange(slots), (replicas, 1))
     waiting = np.full(replicas, slots)
@@ -92,7 +90,7 @@ def simulate(
     while live.any():
         count = live.sum(1)
         some = np.maximum(count, 1)
-        speed = np.where(live, rates[:, every[:, None], row], 0.0)
+        speed = np.where(live, gains[:, every[:, None], row], 0.0)
         gain = speed.sum(2) / some
         mean = np.where(live, position, 0.0).sum(1) / some
         paid = layout.paid(some)
@@ -126,7 +124,7 @@ def simulate(
 
 
 def carry_over(
-    fresh: np.ndarray, first: np.ndarray, surface: Surface, layout: Layout, prompt: float, share: float, steps: int = 6
+    fresh: np.ndarray, gains: np.ndarray, surface: Surface, layout: Layout, prompt: float, share: float, steps: int = 6
 ) -> float:
     """Return the seconds of a step that ends when `1 - share` of its sequences have finished, in the steady state.
 
@@ -135,7 +133,7 @@ def carry_over(
     lengths, held = fresh.copy(), np.full(fresh.shape, prompt)
     taken: list[float] = []
     for _ in range(steps):
-        rollout = simulate(lengths, first, surface, layout, held)
+        rollout = simulate(lengths, gains, surface, layout, held)
         at = float(np.quantile(rollout.ended, 1 - share, method="lower"))
         taken.append(at)
         left = rollout.left(at)
@@ -143,5 +141,6 @@ def carry_over(
         held = np.where(going, held + (1 - left) * lengths, prompt)
         lengths = np.where(going, np.maximum(left * lengths, 1.0), fresh)
         order = np.argsort(~going, axis=1, kind="stable")  # what was begun gets the first slots
-        lengths, held, first = (np.take_along_axis(each, order, 1) for each in (lengths, held, first))
+        lengths, held = (np.take_along_axis(each, order, 1) for each in (lengths, held))
+        gains = np.take_along_axis(gains, order[None], 2)
     return float(np.mean(taken[steps // 2 :]))

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from launch.cli.console import console
-from launch.cli.errors import ConfigError, refusing
+from launch.cli.errors import refusing
 from launch.cli.paths import write_results
-from launch.simulation.answer import Answer, DoesNotFit, Pair, answer, both, break_even, worth_of_training
+from launch.simulation.answer import Answer, Pair, answer, both, break_even, worth_of_training
 from launch.simulation.machine import Evidence
-from launch.simulation.options import SimulateArgs, at, given_ranges, swept
+from launch.simulation.options import SimulateArgs, given_ranges, swept
 from launch.simulation.plots import save_plots
 from launch.simulation.point import Point
 from launch.simulation.report import as_json, describe, lines_of_point, sweep_table
@@ -86,9 +86,9 @@ def _details(pair: Pair, evidence: Evidence, ranges: dict[str, Range]) -> Detail
 def _swept(changes: dict[str, Any], args: SimulateArgs, evidence: Evidence, given: dict[str, Range]) -> Found:
     """Return the answer for one point of a sweep. A point that does not fit, or that is refused, has none."""
     try:
-        point = at(args.point, changes)
+        point = args.point.changed(changes)
         pair = both(point, evidence)
-    except (ConfigError, DoesNotFit) as error:
+    except ValueError as error:
         return Found(changes, args.point, refused=str(error))
     kept = {name: each for name, each in given.items() if name not in changes}
     ranges = {name: each for name, each in unknown(point, evidence, kept).items() if name not in changes}

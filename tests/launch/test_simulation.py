@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from launch.simulation.acceptance import acceptance_length, first_rate, predict_length, row_rates
+from launch.simulation.acceptance import acceptance_length, first_rate, predict_length, tokens_per_round
 from launch.simulation.lengths import Lengths, with_mean
 from launch.simulation.rollout import Layout, carry_over, simulate
 from launch.simulation.step import amdahl, step_seconds
@@ -18,7 +18,8 @@ def affine(fixed: float = 1.0, row: float = 0.1, position: float = 1e-4, draft: 
 
 def rollout(lengths: np.ndarray, rate: float, *ks: int, slots: int = 8, phases: tuple[int, ...] = (), cost=None):
     surface = Surface(cost or affine(), slots, lengths.max() + 10, ks)
-    return simulate(lengths, np.full(lengths.shape, rate), surface, Layout(slots, phases), 10.0)
+    gains = np.stack([np.full(lengths.shape, float(acceptance_length(rate, k))) for k in ks])
+    return simulate(lengths, gains, surface, Layout(slots, phases), 10.0)
 
 
 LENGTHS = Lengths(100.0, 0.8, 400.0).draw((3, 8), 0)
@@ -31,19 +32,18 @@ def test_acceptance_at_other_draft_lengths():
         for k, length in published.items():
             assert predict_length(measured, 3, k) == pytest.approx(length, rel=0.04)
     assert acceptance_length(1.0, 5, decay=1.0) == 6 and acceptance_length(0.0, 5) == 1 == acceptance_length(0.9, 0)
-    assert first_rate(1.0, 3) == pytest.approx(0.0) and first_rate(4.0, 3) == 1
-    assert predict_length(4.0, 3, 7) == 8
+    assert first_rate(1.0, 3) == pytest.approx(0.0) and first_rate(4.0, 3) == pytest.approx(1)
+    assert predict_length(4.0, 3, 7) == pytest.approx(8)
     for length in (0.5, 4.1):
         with refuses(f"acceptance_length = {length}: ...k = 3"):
             first_rate(length, 3)
 
 
 def test_rows_differ_and_keep_the_mean():
-    rates = row_rates(3.0, 3, LENGTHS, spread=0.8, correlation=-0.7, seed=0)
-    rounds = LENGTHS / acceptance_length(rates, 3)
-    assert LENGTHS.sum() / rounds.sum() == pytest.approx(3.0)
-    assert rates.std() > 0.02 and np.corrcoef(rates.ravel(), LENGTHS.ravel())[0, 1] < -0.3
-    assert len(set(row_rates(3.0, 3, LENGTHS, 0.0, 0.0, 0).ravel())) == 1
+    gains = tokens_per_round(3.0, 3, (3, 0), LENGTHS, spread=0.8, correlation=-0.7)
+    assert LENGTHS.sum() / (LENGTHS / gains[0]).sum() == pytest.approx(3.0) and (gains[1] == 1).all()
+    assert gains[0].std() > 0.1 and np.corrcoef(gains[0].ravel(), LENGTHS.ravel())[0, 1] < -0.3
+    assert len(set(tokens_per_round(3.0, 3, (3,), LENGTHS).ravel())) == 1
 
 
 def test_lengths():
@@ -100,10 +100,10 @@ def test_the_best_draft_length_of_each_moment():
 def test_carry_over():
     """Without a tail to wait for, a step takes less; what is left is not lost."""
     surface, layout = Surface(affine(), 8, 500, (0,)), Layout(8)
-    first = np.full(LENGTHS.shape, 0.5)
-    whole = carry_over(LENGTHS, first, surface, layout, 10.0, 0.0)
-    assert whole == pytest.approx(simulate(LENGTHS, first, surface, layout, 10.0).seconds)
-    assert 0.2 * whole < carry_over(LENGTHS, first, surface, layout, 10.0, 0.25) < 0.9 * whole
+    ones = np.ones((1, *LENGTHS.shape))
+    whole = carry_over(LENGTHS, ones, surface, layout, 10.0, 0.0)
+    assert whole == pytest.approx(simulate(LENGTHS, ones, surface, layout, 10.0).seconds)
+    assert 0.2 * whole < carry_over(LENGTHS, ones, surface, layout, 10.0, 0.25) < 0.9 * whole
 
 
 def test_steps():
