@@ -21,6 +21,7 @@ class Cell:
         bound:     Largest relative error that is promised; None: nothing is promised.
         low, high: Band of the model, or of several models, in place of a bound: the number must lie within.
         why:       Why it cannot be predicted, or what was assumed.
+        measured:  Interval of the published number, where there is one.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Cell:
     low: float | None = None
     high: float | None = None
     why: str = ""
+    measured: tuple[float, float] | None = None
 
     @property
     def error(self) -> float | None:

@@ -1,11 +1,9 @@
 """The paper's 8B runs (arXiv 2604.26779): generation, steps and asynchrony, under every mechanism that was tried."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from launch.simulation.acceptance import bisect, tokens_per_round
 from launch.simulation.lengths import Lengths
@@ -39,7 +37,7 @@ FITTED = (("Zero", 3, "DAPO"), ("Zero", 5, "DAPO"))
 
 @dataclass(frozen=True)
 class Workload:
-    """What the paper does not say of its runs.
+    """Rows and lengths of the runs, which the paper does not give.
 
     Attributes:
         rows:    Rows of a GPU.
@@ -97,8 +95,11 @@ class Fit:
 
 
 def _plain(engine: EngineProfile) -> EngineProfile:
-    """Return the part of an engine that rounds without drafts see, so that their fit is shared."""
-    return replace(engine, name="", source="", draft_pass=0.0, attention=())
+    """Return the part of an engine that rounds without drafts see, so that their fit is shared.
+
+    No workload has more rows than a captured graph has tokens.
+    """
+    return replace(engine, name="", source="", draft_pass=0.0, attention=(), captured=None, eager=0.0)
 
 
 @cache

@@ -79,7 +79,11 @@ MECHANISMS = (
         rival=False,
     ),
     Mechanism(
-        "a roofline, nothing else", lambda: ROOFLINE, (), (*WORKLOADS, Workload(256, 8192, (0.9, 0.4))), rival=False
+        "a roofline, nothing else",
+        lambda: ROOFLINE,
+        (),
+        (BASE, Workload(128, 16_384, (0.9, 0.4)), Workload(256, 8192, (0.9, 0.4))),
+        rival=False,
     ),
 )
 

@@ -18,6 +18,7 @@ from launch.simulation.point import MEASURED, Point
 from launch.simulation.uncertainty import Range
 from specjax.options import at_least, at_most
 
+PROGRAM = "python -m launch.simulate"
 # Points of a sweep; more would take hours.
 MOST_POINTS = 400
 
@@ -52,30 +53,29 @@ class SimulateArgs(Point):
         return Point(**{field.name: getattr(self, field.name) for field in fields(Point)})
 
 
-def read_options(argv: Sequence[str], description: str | None) -> tuple[SimulateArgs, Evidence]:
-    """Return the options of a command line, and what its run measured. Raises ConfigError."""
-    command = "python -m launch.simulate"
-    args = parse(SimulateArgs, argv, command, description)
+def with_run(args: SimulateArgs, argv: Sequence[str]) -> tuple[SimulateArgs, Evidence]:
+    """Return the options with the values of their run where `argv` gives none, and what the run measured.
+
+    Raises ConfigError.
+    """
     if args.from_run is None:
         if args.hardware == MEASURED:
             raise ConfigError(f"hardware = {MEASURED}: needs --from-run, the run that measured its rounds")
         return args, Evidence()
     found, evidence = read_evidence(Path(args.from_run))
-    args = parse(SimulateArgs, argv, command, description, **found)
+    args = parse(SimulateArgs, argv, PROGRAM, **found)
     if args.hardware == MEASURED:
         if not evidence.cells:
-            raise ConfigError(
-                f"from_run = {args.from_run}: holds no {COST_TABLE}; --hardware must name what to simulate"
-            )
+            raise ConfigError(f"from_run = {args.from_run}: holds no {COST_TABLE}; --hardware must name a device")
         return args, evidence
     # On other hardware, only acceptance and lengths hold.
     found = {name: value for name, value in found.items() if name not in (*STAGES, "slots", "phases", "gpus")}
-    return parse(SimulateArgs, argv, command, description, **found), evidence
+    return parse(SimulateArgs, argv, PROGRAM, **found), evidence
 
 
 def swept(args: SimulateArgs) -> list[dict[str, Any]]:
     """Return the changed fields of each point of a sweep; [{}] without one. Raises ConfigError."""
-    axes = [(field, values) for field, values in _assignments("sweep", args.sweep)]
+    axes = [*_assignments("sweep", args.sweep)]
     if math.prod(len(values) for _, values in axes) > MOST_POINTS:
         raise ConfigError(f"sweep = {' '.join(args.sweep)}: must have at most {MOST_POINTS} combinations")
     names = [field.path for field, _ in axes]

@@ -10,10 +10,12 @@ from specjax.options import DraftLength, Fraction, NonNegative, Options, Positiv
 
 # Hardware of a run, whose rounds were measured.
 MEASURED = "measured"
+# Sequences of a replica; a simulation takes a step for each.
+MOST_OF_A_REPLICA = 4096
 Seconds = Annotated[float, at_least(0), at_most(1e6)]
 Microseconds = Annotated[float, at_least(0), at_most(1e6)]
 Share = Annotated[float, above(0), at_most(1)]
-Gpus = Annotated[int, at_least(1), at_most(2**16)]
+Count = Annotated[int, at_least(1), at_most(2**16)]
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,12 @@ class Point(Options):
     draft: Literal["eagle3", "block"] = "eagle3"
     hardware: str = "h100"
     engine: str = "specjax"
-    gpus: Gpus = 8
-    tensor: Gpus = 1
-    expert: Gpus = 1
+    gpus: Count = 8
+    tensor: Count = 1
+    expert: Count = 1
     weight_bytes: Literal[1, 2, 4] = 2
-    sequences: Positive = 512
-    slots: NonNegative = 0
+    sequences: Count = 512
+    slots: Annotated[int, at_least(0), at_most(2**16)] = 0
     phases: tuple[Positive, ...] = ()
     carry_over: Annotated[float, at_least(0), at_most(0.9)] = 0.0
     prompt_tokens: Positive = 300
@@ -114,6 +116,10 @@ class Point(Options):
         if self.expert > 1 and (self.expert < self.tensor or self.expert % self.tensor or self.gpus % self.expert):
             raise ValueError(
                 f"expert = {self.expert}: must be a multiple of tensor, {self.tensor}, that divides gpus, {self.gpus}"
+            )
+        if self.sequences * self.tensor > MOST_OF_A_REPLICA * self.gpus:
+            raise ValueError(
+                f"sequences = {self.sequences}: must be at most {MOST_OF_A_REPLICA} for each replica of tensor GPUs"
             )
         if self.lag and self.gpus < 2 * self.tensor:
             raise ValueError(f"lag = {self.lag}: generation and training need GPUs of their own; gpus = {self.gpus}")

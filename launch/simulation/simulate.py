@@ -2,8 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from launch.cli.console import console
 from launch.cli.errors import refusing
 from launch.cli.paths import write_results
@@ -97,10 +95,7 @@ def _swept(changes: dict[str, Any], args: SimulateArgs, evidence: Evidence, give
 
 def _find(changes: dict[str, Any], pair: Pair, evidence: Evidence, ranges: dict[str, Range], samples: int) -> Found:
     central, drawn = answer(pair, evidence), sampled(pair, evidence, ranges, samples)
-    answers = [each for _, each in drawn]
     intervals = {
-        name: interval(measure(central), [measure(each) for each in answers]) for name, measure in MEASURES.items()
+        name: interval(measure(central), [measure(each) for _, each in drawn]) for name, measure in MEASURES.items()
     }
-    inputs = {name: np.array([values[name] for values, _ in drawn]) for name in ranges}
-    most = driver(inputs, np.array([each.step_speedup for each in answers]))
-    return Found(changes, pair[1], central, intervals, most)
+    return Found(changes, pair[1], central, intervals, driver(drawn, MEASURES["step_speedup"]))

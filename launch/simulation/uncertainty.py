@@ -1,6 +1,6 @@
 """How sure an answer is: ranges of the inputs that nobody measured, sampled together and one at a time."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -106,11 +106,17 @@ def sampled(
     return [(values, answer(_changed(pair, values), evidence, seed=i)) for i, values in enumerate(drawn)]
 
 
-def driver(inputs: Mapping[str, np.ndarray], results: np.ndarray) -> str | None:
-    """Return the input whose ranks among the samples correlate most with those of the results; None without inputs."""
-    ranks = results.argsort().argsort()
-    size = {name: abs(np.corrcoef(values.argsort().argsort(), ranks)[0, 1]) for name, values in inputs.items()}
+def driver(drawn: Sequence[tuple[Mapping[str, float], Answer]], measure: Measure) -> str | None:
+    """Return the input whose ranks among the samples correlate most with those of the result; None without inputs."""
+    results = _ranks([measure(found) for _, found in drawn])
+    size = {
+        name: abs(np.corrcoef(_ranks([values[name] for values, _ in drawn]), results)[0, 1]) for name in drawn[0][0]
+    }
     return max(size, key=lambda name: size[name], default=None)
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    return np.argsort(np.argsort(values))
 
 
 def interval(value: float, samples: list[float]) -> Interval:

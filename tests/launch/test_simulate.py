@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from launch.cli.errors import ConfigError
+from launch.cli.options import parse
 from launch.cli.recipes import load_recipe
 from launch.run.recorded import as_recorded
 from launch.simulate import main
 from launch.simulation.answer import answer, both, break_even, run, worth_of_training
 from launch.simulation.machine import Evidence, memory, round_costs, stages
-from launch.simulation.options import read_options
+from launch.simulation.options import SimulateArgs, with_run
 from launch.simulation.point import Point
 from launch.simulation.uncertainty import unknown
 from tests.launch.run_directories import write_lines, write_run
@@ -21,6 +22,10 @@ from tests.refusals import refuses
 
 NONE = Evidence()
 SMALL = Point(sequences=32, mean_tokens=100.0, limit_tokens=400, prompt_tokens=20, gpus=4)
+
+
+def read_options(*argv: str) -> tuple[SimulateArgs, Evidence]:
+    return with_run(parse(SimulateArgs, argv, ""), argv)
 
 
 def speedups(point: Point, evidence: Evidence = NONE) -> tuple[float, float]:
@@ -62,6 +67,7 @@ def test_a_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path):
         ("--model gpt", "model = gpt: ...qwen3-8b"),
         ("--gpus 0", "gpus = 0: ...1"),
         ("--gpus 6 --tensor 4", "gpus = 6: ...tensor, 4"),
+        ("--gpus 1 --sequences 5000", "sequences = 5000: ...4096"),
         ("--expert 3 --tensor 2", "expert = 3: ...tensor, 2"),
         ("--lag 1 --gpus 1", "lag = 1: "),
         ("--generation-gpus 8", "generation_gpus = 8: ...8"),
@@ -170,7 +176,7 @@ def measured(tmp_path: Path) -> Path:
 
 
 def test_from_a_run(measured: Path, capsys: pytest.CaptureFixture[str]):
-    args, evidence = read_options(["--from-run", str(measured)], None)
+    args, evidence = read_options("--from-run", str(measured))
     expected = 1 + np.mean([sum(rate**i for i in (1, 2, 3)) for rate in (0.9, 0.8)])
     assert args.acceptance_length == pytest.approx(expected) and args.measured_at == 3
     assert (args.sequences, args.slots, args.prompt_tokens, args.limit_tokens) == (24, 24, 20, 100)
@@ -183,20 +189,20 @@ def test_from_a_run(measured: Path, capsys: pytest.CaptureFixture[str]):
     assert "bandwidth_share" not in unknown(args.point, evidence, {})
     assert main(["--from-run", str(measured), "--draft-length", "1", "--samples", "4"]) == 0
     assert "4 measured rounds" in capsys.readouterr().out
-    more, _ = read_options(["--from-run", str(measured), "--hardware", "h100"], None)
+    more, _ = read_options("--from-run", str(measured), "--hardware", "h100")
     assert more.train_s is None and more.slots == 0 and more.acceptance_length == args.acceptance_length
 
 
 def test_a_run_that_cannot_be_asked(measured: Path):
     (measured / "cost_table.json").unlink()
     with refuses("from_run = ...cost_table.json", ConfigError):
-        read_options(["--from-run", str(measured)], None)
+        read_options("--from-run", str(measured))
     (measured / "config.json").write_text("{}")
     with refuses("config.json: rollout.max_new_tokens = None: ", ConfigError):
-        read_options(["--from-run", str(measured)], None)
+        read_options("--from-run", str(measured))
     write_run(measured, 2)
     with refuses("from_run = ...drafted", ConfigError):
-        read_options(["--from-run", str(measured)], None)
+        read_options("--from-run", str(measured))
 
 
 @pytest.mark.slow
