@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.simulator_validation import others, own, paper_8b, paper_235b
+from benchmarks.simulator_validation import others, own, paper_8b, paper_235b, rounds_gpu
 from benchmarks.simulator_validation.cells import Section
 from benchmarks.simulator_validation.page import page, results
 
@@ -21,6 +21,7 @@ def sections() -> Iterator[Section]:
     yield from (paper_235b.two_constants(), paper_235b.sheets_alone())
     yield others.steps()
     yield from others.rounds()
+    yield rounds_gpu.section()
     yield from own.own()
 
 

@@ -15,7 +15,7 @@ from launch.comparison.best_plans import shrinking
 from launch.simulation.acceptance import acceptance_length
 from launch.simulation.rollout import Layout, simulate
 from launch.simulation.surface import Surface
-from specjax.cost import CostModel, fit, relative_errors
+from specjax.cost import HARDWARE, CostModel, fit, relative_errors
 
 RESULTS = Path(__file__).parents[1] / "results"
 # Draws of the lengths of a layout: which rows are long is random.
@@ -47,8 +47,8 @@ def _section(path: Path, found: dict[str, Any]) -> Section:
         "its cost in rounds without drafts": ("fitted", (modelled / ratios - 1)[drafting]),
         "draft lengths between two that were timed": ("predicted", between(cells)),
     }
-    if found["preset"] == "25m":
-        parts["seconds of a round, from sheets alone"] = ("predicted", relative_errors(sheet_model(preset), cells))
+    sheets = relative_errors(sheet_model(preset, _hardware(found)), cells)
+    parts["seconds of a round, from sheets alone"] = ("predicted", sheets)
     rows = [
         [name, kind, f"{np.median(np.abs(each)):.0%}", f"{np.abs(each).max():.0%}", str(len(each))]
         for name, (kind, each) in parts.items()
@@ -67,6 +67,12 @@ def _section(path: Path, found: dict[str, Any]) -> Section:
     table = ["rounds", "kind", "median error", "largest", "cells"], rows
     title = f"Our own: launch.bench, preset {found['preset']}"
     return Section(title, f"`{where}`", notes, [promised, *others], [table])
+
+
+def _hardware(found: dict[str, Any]) -> str:
+    """Return the sheet of the device that a result names, that of the CPU if none."""
+    said = " ".join(found["provenance"]).lower()
+    return next((name for name in sorted(HARDWARE, key=len, reverse=True) if name in said), "cpu")
 
 
 def _speedups(found: dict[str, Any], model: CostModel, preset: Preset) -> Iterator[Cell]:

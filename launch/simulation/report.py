@@ -20,6 +20,8 @@ def describe(point: Point, evidence: Evidence) -> Iterator[str]:
     lag = f"lag {point.lag}" if point.lag else "synchronous"
     if point.hardware == MEASURED:
         yield f"a run on its own hardware, {len(evidence.cells)} measured rounds, {point.gpus} data shards, {lag}"
+        if not point.train_s:
+            yield "the run never probed its stages (--probe-every): those beside generation count as 0"
     else:
         device, engine = find_hardware(point.hardware), find_engine(point.engine)
         spread = f"tensor {point.tensor}" + (f", expert {point.expert}" if point.expert > 1 else "")
@@ -45,10 +47,10 @@ def lines_of_point(found: "Found", ranges: Mapping[str, Range], details: "Detail
     plain, drafted, intervals = found.answer.plain, found.answer.drafted, found.intervals
     k = "/".join(map(str, found.point.lengths))
     yield ""
-    yield f"{'':24}{'without drafts':>26}{f'with, k = {k}':>26}{'speed-up':>22}"
+    yield f"{'':24}{'without drafts':>30}{f'with, k = {k}':>30}{'speed-up':>22}"
     for title, name in (("generation, s", "generation"), ("step, s", "step")):
         values = (intervals[f"{arm}_{name}_s"] for arm in ("plain", "drafted"))
-        shown = "".join(f"{_show(value, '.4g'):>26}" for value in values)
+        shown = "".join(f"{_show(value, '.4g'):>30}" for value in values)
         yield f"{title:24}{shown}{_show(intervals[f'{name}_speedup'], '.2f'):>22}"
     for title, values in {
         "  exposed generation": (plain.exposed, drafted.exposed),
@@ -58,14 +60,14 @@ def lines_of_point(found: "Found", ranges: Mapping[str, Range], details: "Detail
         "  moving weights": (plain.stages.movement, drafted.stages.movement),
         "  other": (plain.stages.other, drafted.stages.other),
     }.items():
-        yield f"{title:24}" + "".join(f"{value:>26.3g}" for value in values)
+        yield f"{title:24}" + "".join(f"{value:>30.3g}" for value in values)
     for title, counts in {
         "slots of a replica": (plain.slots, drafted.slots),
         "sequences that wait": (plain.waiting, drafted.waiting),
         "GPUs that generate": (plain.generation_gpus, drafted.generation_gpus),
     }.items():
-        yield f"{title:24}" + "".join(f"{count:>26}" for count in counts)
-    yield f"{'tokens a verification':24}{plain.acceptance_length:>26.2f}{drafted.acceptance_length:>26.2f}"
+        yield f"{title:24}" + "".join(f"{count:>30}" for count in counts)
+    yield f"{'tokens a verification':24}{plain.acceptance_length:>30.2f}{drafted.acceptance_length:>30.2f}"
     yield ""
     yield f"[low, high] hold {LEVEL:.0%} of samples of the inputs below; each is as likely anywhere in its range"
     if details.break_even is None:
