@@ -30,7 +30,7 @@ def model_of(model: str, hardware: str, engine: EngineProfile, tensor: int = 1, 
     """Return the cost model of a published model. draft: a small model that drafts; None: an EAGLE-3 head."""
     sheet = eagle3_sheet(eagle3_config(model)) if draft is None else DraftSheet(decoder_sheet(DECODERS[draft]))
     policy, device = decoder_sheet(DECODERS[model]), find_hardware(hardware)
-    return cost_model(policy, sheet, device, Deployment(tensor, tensor), engine=engine)
+    return cost_model(policy, sheet, device, Deployment(tensor=tensor, expert=tensor), engine=engine)
 
 
 def cost(found: CostModel, rows: int, k: int, positions: int = POSITIONS) -> float:

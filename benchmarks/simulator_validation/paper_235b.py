@@ -42,7 +42,9 @@ class Sharding:
 
     def rollout(self, gpus: int, draft_length: int, acceptance: float) -> float:
         """Return the seconds of a rollout."""
-        deployment = Deployment(self.tensor, self.expert, self.draft_tensor, weight_bytes=1, cache_bytes=1)
+        deployment = Deployment(
+            tensor=self.tensor, expert=self.expert, draft_tensor=self.draft_tensor, weight_bytes=1, cache_bytes=1
+        )
         engine = replace(find_engine("specjax"), layer=self.layer)
         policy, draft = decoder_sheet(DECODERS[MODEL]), eagle3_sheet(eagle3_config(MODEL))
         model = cost_model(policy, draft, find_hardware("gb200"), deployment, engine=engine)

@@ -94,7 +94,13 @@ def _block(model: CostModel) -> RoundSeconds:
 
 def deployment(point: Point) -> Deployment:
     """Return how the point's policy is spread and stored."""
-    return Deployment(point.tensor, point.expert, weight_bytes=point.weight_bytes, cache_bytes=point.weight_bytes)
+    return Deployment(
+        tensor=point.tensor,
+        expert=point.expert,
+        weight_bytes=point.weight_bytes,
+        cache_bytes=point.cache_bytes,
+        factor_bytes=point.factor_bytes,
+    )
 
 
 def decoder(point: Point) -> DecoderConfig:
@@ -168,5 +174,5 @@ def memory(point: Point, mean_positions: float) -> Memory:
     weights = each * ((sheet.dense + 2 * sheet.head + draft.parameters) / point.tensor + experts / span)
     longest = point.prompt_tokens + point.limit_tokens
     positions = longest if point.engine == "specjax" else mean_positions
-    cache = sheet.cache_bytes(each) / min(point.tensor, sheet.kv_heads) + draft.cache_bytes(2)
+    cache = sheet.cache_bytes(point.cache_bytes) / min(point.tensor, sheet.kv_heads) + draft.cache_bytes(2)
     return Memory(weights, positions * cache, find_hardware(point.hardware).memory)

@@ -30,7 +30,8 @@ class Point(Options):
         gpus:             GPUs in all.
         tensor:           GPUs that share each product; a replica.
         expert:           GPUs that the experts are spread over; at least tensor.
-        weight_bytes:     Bytes of a weight in generation, and of a number of the cache.
+        weight_bytes:     Bytes of a weight in generation. specjax multiplies 1 as 2.
+        cache_bytes:      Bytes of a number of the cache.
         sequences:        Sequences that a step trains on.
         slots:            Sequences that a replica decodes together; others wait. 0: as many as fit.
         phases:           Slots that specjax's batch shrinks to. Empty: it pays for all until the last row ends.
@@ -68,6 +69,7 @@ class Point(Options):
     tensor: Count = 1
     expert: Count = 1
     weight_bytes: Literal[1, 2, 4] = 2
+    cache_bytes: Literal[1, 2, 4] = 2
     sequences: Count = 512
     slots: Annotated[int, at_least(0), at_most(2**16)] = 0
     phases: tuple[Positive, ...] = ()
@@ -100,7 +102,7 @@ class Point(Options):
         super().__post_init__()
         find_engine(self.engine)
         if self.hardware != MEASURED:
-            find_hardware(self.hardware).peak(self.weight_bytes)
+            find_hardware(self.hardware).peak(self.factor_bytes)
         if self.model not in DECODERS:
             raise ValueError(f"model = {self.model}: no such model; must be one of {', '.join(DECODERS)}")
         if not self.mean_tokens <= self.limit_tokens:
@@ -128,6 +130,11 @@ class Point(Options):
                 f"generation_gpus = {self.generation_gpus}: must be below gpus, {self.gpus}, and a multiple of tensor, "
                 f"{self.tensor}"
             )
+
+    @property
+    def factor_bytes(self) -> int:
+        """Return the bytes of a weight as it is multiplied."""
+        return max(self.weight_bytes, 2) if self.engine == "specjax" else self.weight_bytes
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -75,7 +75,7 @@ def test_a_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path):
         ("--mean-tokens 9000", "mean_tokens = 9000.0: ...8192"),
         ("--draft-lengths 3 1", "draft_lengths = (3, 1): "),
         ("--model qwen3-235b-a22b", "tensor = 1: ...GB"),
-        ("--weight-bytes 1 --hardware a100", "weight_bytes = 1: "),
+        ("--weight-bytes 1 --hardware a100 --engine vllm-0.17", "weight_bytes = 1: "),
         ("--sweep lag", "sweep = lag: ...NAME=VALUE"),
         ("--sweep phases=1", "sweep = phases=1: ...NAME one of"),
         ("--sweep lag=x", "lag = x: ...INT"),
