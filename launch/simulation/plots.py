@@ -1,4 +1,4 @@
-"""Plots of a point and its neighbours. They need matplotlib, and show values without their intervals."""
+"""Plots of a point and its neighbours. They need matplotlib."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +11,12 @@ from launch.simulation.acceptance import acceptance_length, bisect
 from launch.simulation.answer import answer, both, run
 from launch.simulation.machine import Evidence, round_costs, sheet_model
 from launch.simulation.point import MEASURED, Point
+from launch.simulation.uncertainty import Interval, interval, sampled, unknown
 
 DRAFT_LENGTHS = (1, 2, 3, 4, 5, 6, 7)
 LAGS = (0, 1, 2)
+# Samples of an interval.
+SAMPLES = 12
 
 
 def save_plots(directory: str, point: Point, evidence: Evidence) -> None:
@@ -57,18 +60,23 @@ def _heat_map(axes: Any, point: Point, evidence: Evidence) -> None:
 
 
 def _by_gpus(axes: Any, point: Point, evidence: Evidence) -> None:
-    """Draw the step's speed-up by the number of GPUs, for each lag."""
+    """Draw the step's speed-up by the number of GPUs, for each lag, with intervals."""
     unit = max(point.tensor, point.expert)
     counts = [unit * 2**i for i in range(12) if point.gpus / 8 <= unit * 2**i <= point.gpus * 8]
     for lag in LAGS:
-        line = []
+        found: list[tuple[int, Interval]] = []
         for count in counts:
             try:
                 tried = point.changed({"gpus": count, "lag": lag, "generation_gpus": 0})
-                line.append((count, answer(both(tried, evidence), evidence).step_speedup))
+                pair = both(tried, evidence)
             except ValueError:  # it does not fit
                 continue
-        axes.plot(*zip(*line, strict=True) if line else ([], []), marker="o", label=f"lag {lag}")
+            drawn = sampled(pair, evidence, unknown(tried, evidence, {}), SAMPLES)
+            central = answer(pair, evidence).step_speedup
+            found.append((count, interval(central, [each.step_speedup for _, each in drawn])))
+        values = np.array([each for _, each in found]).reshape(-1, 3)
+        (line,) = axes.plot([count for count, _ in found], values[:, 0], marker="o", label=f"lag {lag}")
+        axes.fill_between([count for count, _ in found], values[:, 1], values[:, 2], alpha=0.15, color=line.get_color())
     axes.set_xscale("log", base=2)
     axes.axhline(1.0, color="grey", linewidth=1)
     _name(axes, "GPUs", "speed-up of a step")
