@@ -50,19 +50,19 @@ def _overlapped(draft_ms: float, host_ms: float) -> EngineProfile:
 
 # Query rows of attention are 4 (k + 1) of Qwen3-8B: 16 at k = 3, 24 at k = 5.
 LINEAR = _attention(
-    "draft pass, and attention slower beyond 16 query rows: linear", lambda g: (16, 1.0), lambda g: (64, 1 + 6 * g)
+    "draft pass, and attention slower beyond 16 query rows: linear", lambda g: (16.0, 1.0), lambda g: (64.0, 1 + 6 * g)
 )
 MECHANISMS = (
     LINEAR,
-    _attention("the same: one step", lambda g: (16, 1.0), lambda g: (16.001, 1 + g)),
+    _attention("the same: one step", lambda g: (16.0, 1.0), lambda g: (16.001, 1 + g)),
     _attention(
         "the same: a step, then proportional to k + 1",
-        lambda g: (16, 1.0),
+        lambda g: (16.0, 1.0),
         lambda g: (16.001, (1 + g) * 16 / 24),
-        lambda g: (64, (1 + g) * 64 / 24),
+        lambda g: (64.0, (1 + g) * 64 / 24),
     ),
     _attention(
-        "the same: quadratic in k, from k = 1", *(lambda g, k=k: (4 * (k + 1), 1 + g * k**2 / 9) for k in range(13))
+        "the same: quadratic in k, from k = 1", *(lambda g, k=k: (4.0 * (k + 1), 1 + g * k**2 / 9) for k in range(13))
     ),
     Mechanism(
         "draft pass, and rounds beyond 512 tokens leave the captured graphs",
