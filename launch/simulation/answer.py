@@ -80,8 +80,8 @@ def resolve(point: Point, evidence: Evidence) -> Point:
         point = replace(point, slots=_slots_that_fit(point))
     if not point.lag or point.generation_gpus:
         return point
-    replicas = point.gpus // point.tensor
-    counts = {max(1, min(replicas - 1, replicas * eighth // 8)) * point.tensor for eighth in SPLITS}
+    replicas = point.gpus // point.replica
+    counts = {max(1, min(replicas - 1, replicas * eighth // 8)) * point.replica for eighth in SPLITS}
     tried = (replace(point, generation_gpus=count) for count in sorted(counts))
     return min(tried, key=lambda each: run(each, evidence).step)
 
@@ -94,7 +94,7 @@ def answer(pair: Pair, evidence: Evidence, seed: int = 0) -> Answer:
 def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
     """Simulate the step of a resolved point."""
     gpus = point.generation_gpus or point.gpus
-    replicas = gpus // point.tensor
+    replicas = gpus // point.replica
     in_flight = point.sequences / (1 - point.carry_over)
     sequences = max(1, round(in_flight / replicas))
     lengths = completion_lengths(point, evidence)

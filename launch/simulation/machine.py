@@ -97,6 +97,7 @@ def deployment(point: Point) -> Deployment:
     return Deployment(
         tensor=point.tensor,
         expert=point.expert,
+        same_rows=point.engine == "specjax",
         weight_bytes=point.weight_bytes,
         cache_bytes=point.cache_bytes,
         factor_bytes=point.factor_bytes,

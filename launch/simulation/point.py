@@ -29,7 +29,7 @@ class Point(Options):
         engine:           specjax: a roofline. vllm-0.17, vllm-0.17-eager, vllm-2025: with what was fitted to them.
         gpus:             GPUs in all.
         tensor:           GPUs that share each product; a replica.
-        expert:           GPUs that the experts are spread over; at least tensor.
+        expert:           GPUs that the experts are spread over, at least tensor. In specjax they decode the same rows.
         weight_bytes:     Bytes of a weight in generation. specjax multiplies 1 as 2.
         cache_bytes:      Bytes of a number of the cache.
         sequences:        Sequences that a step trains on.
@@ -119,17 +119,23 @@ class Point(Options):
             raise ValueError(
                 f"expert = {self.expert}: must be a multiple of tensor, {self.tensor}, that divides gpus, {self.gpus}"
             )
-        if self.sequences * self.tensor > MOST_OF_A_REPLICA * self.gpus:
+        if self.sequences * self.replica > MOST_OF_A_REPLICA * self.gpus:
             raise ValueError(
-                f"sequences = {self.sequences}: must be at most {MOST_OF_A_REPLICA} for each replica of tensor GPUs"
+                f"sequences = {self.sequences}: must be at most {MOST_OF_A_REPLICA} for each replica of "
+                f"{self.replica} GPUs"
             )
-        if self.lag and self.gpus < 2 * self.tensor:
+        if self.lag and self.gpus < 2 * self.replica:
             raise ValueError(f"lag = {self.lag}: generation and training need GPUs of their own; gpus = {self.gpus}")
-        if self.generation_gpus % self.tensor or self.generation_gpus >= self.gpus:
+        if self.generation_gpus % self.replica or self.generation_gpus >= self.gpus:
             raise ValueError(
-                f"generation_gpus = {self.generation_gpus}: must be below gpus, {self.gpus}, and a multiple of tensor, "
-                f"{self.tensor}"
+                f"generation_gpus = {self.generation_gpus}: must be below gpus, {self.gpus}, and a multiple of those "
+                f"of a replica, {self.replica}"
             )
+
+    @property
+    def replica(self) -> int:
+        """Return the GPUs that decode the same rows."""
+        return max(self.tensor, self.expert) if self.engine == "specjax" else self.tensor
 
     @property
     def factor_bytes(self) -> int:

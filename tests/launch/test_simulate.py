@@ -147,6 +147,16 @@ def test_memory():
     assert memory(replace(SMALL, tensor=4), 0).weights == pytest.approx(held.weights / 4)
 
 
+def test_experts_are_spread_over_devices_with_the_same_rows():
+    """In specjax a replica is all of them; elsewhere each group of `tensor` devices has rows of its own."""
+    mixture = replace(SMALL, model="qwen3-30b-a3b", gpus=8, tensor=2, expert=4, sequences=64, slots=64)
+    assert (mixture.replica, replace(mixture, engine="vllm-0.17").replica) == (4, 2)
+    arms = [run(both(replace(mixture, engine=engine), NONE)[0], NONE) for engine in ("specjax", "vllm-0.17")]
+    assert [arm.slots for arm in arms] == [32, 16]
+    with refuses("generation_gpus = 2: ...replica, 4"):
+        replace(mixture, lag=1, generation_gpus=2)
+
+
 def test_block_drafts_pass_once():
     rows, positions = np.array([4.0]), np.array([4000.0])
     eagle, block = (round_costs(replace(SMALL, draft=draft), NONE) for draft in ("eagle3", "block"))
