@@ -71,8 +71,20 @@ def unknown(point: Point, evidence: Evidence, given: Mapping[str, Range]) -> dic
     else:
         found["train_s"] = Range(0.95 * point.train_s, 1.05 * point.train_s, "measured steps vary")
     found["other_s"] = Range(0.5 * point.other_s, 1.5 * point.other_s, "depends on the reward")
-    kept = {name: each for name, each in found.items() if each.high > each.low}
-    return {name: each for name, each in (kept | dict(given)).items() if each.high > each.low}
+    found = {
+        name: Range(_allowed(point, name, each.low), _allowed(point, name, each.high), each.reason)
+        for name, each in found.items()
+    }
+    return {name: each for name, each in (found | dict(given)).items() if each.high > each.low}
+
+
+def _allowed(point: Point, name: str, end: float) -> float:
+    """Return the end of a range; the point's own value if the field does not allow it."""
+    try:
+        replace(point, **{name: end})
+    except ValueError:
+        return getattr(point, name)
+    return end
 
 
 def _of_sheets(point: Point) -> dict[str, Range]:

@@ -93,6 +93,13 @@ def test_nonsense_is_refused_in_one_line(options: str, message: str):
         main(options.split())
 
 
+def test_ranges_stay_within_what_is_allowed():
+    point = replace(SMALL, mean_tokens=1.0, other_s=1e6, layer_us=1e6, length_spread=4.0)
+    found = unknown(point, NONE, {})
+    assert found["other_s"][:2] == (5e5, 1e6) and found["layer_us"].high == 1e6 and found["length_spread"].high == 4
+    assert found["mean_tokens"].low == 1
+
+
 def test_more_is_never_slower():
     for engine in ("specjax", "vllm-0.17"):
         point = replace(SMALL, engine=engine)
