@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from models.published import DECODERS
 from specjax.cost import find_engine, find_hardware
-from specjax.options import DraftLength, Fraction, NonNegative, Options, Positive, above, at_least, at_most
+from specjax.options import DraftLength, Fraction, NonNegative, Options, Positive, at_least, at_most
 
 # Hardware of a run, whose rounds were measured.
 MEASURED = "measured"
@@ -14,7 +14,7 @@ MEASURED = "measured"
 MOST_OF_A_REPLICA = 4096
 Seconds = Annotated[float, at_least(0), at_most(1e6)]
 Microseconds = Annotated[float, at_least(0), at_most(1e6)]
-Share = Annotated[float, above(0), at_most(1)]
+Share = Annotated[float, at_least(1e-3), at_most(1)]
 Count = Annotated[int, at_least(1), at_most(2**16)]
 
 
