@@ -43,7 +43,7 @@ ROOMS = {
         ("costs",),
         ("comparison", "distillation", "evaluation", "plan"),
         ("diagnosis", "run"),
-        ("bench", "report"),
+        ("bench", "report", "simulation"),
     ),
 }
 

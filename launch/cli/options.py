@@ -178,8 +178,10 @@ def parse_run_and(
     return config, options
 
 
-def parse(kind: type[T], argv: Sequence[str], prog: str, description: str | None = None) -> T:
+def parse(kind: type[T], argv: Sequence[str], prog: str, description: str | None = None, **defaults: Any) -> T:
     """Return a dataclass from a command line. Fields without a default are positional, the others are options.
+
+    defaults: fields with another value unless an option sets them.
 
     Raises ConfigError for bad input; --help raises SystemExit(0).
     """
@@ -188,7 +190,7 @@ def parse(kind: type[T], argv: Sequence[str], prog: str, description: str | None
     for field in fields:
         field.add_to(parser, positional=field.default is MISSING)
     with refusing():
-        return kind(**parser.read(argv, fields, {}))
+        return kind(**defaults | parser.read(argv, fields, {}))
 
 
 def _overview_parser(usage: str, description: str, fields: Sequence[Field], sections: Sequence[str]) -> Parser:

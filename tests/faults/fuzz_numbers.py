@@ -111,6 +111,7 @@ PROGRAMS = {
     ),
     "export": Program(EXPORT, "launch.run.export:ExportArgs", (*RUN, "--out", "OUT"), "launch.export:export"),
     "convert": Program(None, "launch.build.conversion:ConvertArgs", ("OUT", "OUT"), "launch.convert:convert"),
+    "simulate": Program(None, "launch.simulation.options:SimulateArgs", (), "launch.simulate:simulate"),
     "bench": Program(
         None, "launch.bench.options:BenchArgs", ("--preset", "tiny"), "launch.bench.__main__:random_networks"
     ),

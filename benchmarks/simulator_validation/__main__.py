@@ -1,0 +1,36 @@
+"""Hold the simulator against every published number that we know: writes docs/validation.md and the results.
+
+Run from the repository's root: python -m benchmarks.simulator_validation
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.simulator_validation import others, own, paper_8b, paper_235b, rounds_gpu
+from benchmarks.simulator_validation.cells import Section
+from benchmarks.simulator_validation.page import page, results
+
+ROOT = Path(__file__).parents[2]
+PAGE, RESULTS = ROOT / "docs" / "validation.md", ROOT / "benchmarks" / "results" / "simulator_validation.json"
+
+
+def sections() -> Iterator[Section]:
+    """Yield all sections."""
+    yield from paper_8b.sections()
+    yield from (paper_235b.two_constants(), paper_235b.sheets_alone())
+    yield others.steps()
+    yield from others.rounds()
+    yield rounds_gpu.section()
+    yield from own.own()
+
+
+def main() -> None:
+    """Write the page and its results."""
+    found = results([*sections()])
+    RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Cells of the validation page: a published number beside the model's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+# fitted: the model's constants come from this cell. predicted: they do not. assumed: an input that was not published.
+# unpredictable: an input is missing, or no mechanism is known.
+Kind = Literal["fitted", "predicted", "assumed", "unpredictable"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A published number and the model's.
+
+    Attributes:
+        name:      What was measured.
+        published: The number; None for one that only the model gives.
+        model:     The model's number; None if there is none.
+        kind:      How the model came to it.
+        bound:     Largest relative error that is promised; None: nothing is promised.
+        low, high: Band of the model, or of several models, in place of a bound: the number must lie within.
+        why:       Why it cannot be predicted, or what was assumed.
+        measured:  Interval of the published number, where there is one.
+    """
+
+    name: str
+    published: float | None
+    model: float | None
+    kind: Kind
+    bound: float | None = None
+    low: float | None = None
+    high: float | None = None
+    why: str = ""
+    measured: tuple[float, float] | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Relative error of the model; None without one of both numbers."""
+        if self.published is None or self.model is None:
+            return None
+        return self.model / self.published - 1
+
+    @property
+    def failed(self) -> bool:
+        """True if a promise about the cell is broken."""
+        if self.low is not None and self.high is not None and self.published is not None:
+            return not self.low <= self.published <= self.high
+        return self.bound is not None and self.error is not None and abs(self.error) > self.bound
+
+
+@dataclass(frozen=True)
+class Section:
+    """Cells from one source.
+
+    Attributes:
+        title:  Heading.
+        source: Where the numbers were published.
+        notes:  Paragraphs above the table.
+        cells:  The table.
+        tables: Further tables, each a header and rows.
+    """
+
+    title: str
+    source: str
+    notes: Sequence[str]
+    cells: Sequence[Cell]
+    tables: Sequence[tuple[Sequence[str], Sequence[Sequence[Any]]]] = ()

@@ -1,0 +1,197 @@
+"""Numbers that others published: rounds of one engine, whole steps, and what cannot be predicted."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from benchmarks.simulator_validation.cells import Cell, Section
+from launch.simulation.step import amdahl
+from models.published import DECODERS, eagle3_config
+from models.sheets import decoder_sheet, eagle3_sheet
+from specjax.cost import (
+    CostModel,
+    Deployment,
+    DraftSheet,
+    EngineProfile,
+    Forward,
+    cost_model,
+    find_engine,
+    find_hardware,
+)
+
+# Positions of a row where none are published.
+POSITIONS = 1024
+ROOFLINE, VLLM = find_engine("specjax"), find_engine("vllm-2025")
+ENGINES = {"roofline": ROOFLINE, "vllm-2025": VLLM}
+
+
+def model_of(model: str, hardware: str, engine: EngineProfile, tensor: int = 1, draft: str | None = None) -> CostModel:
+    """Return the cost model of a published model. draft: a small model that drafts; None: an EAGLE-3 head."""
+    sheet = eagle3_sheet(eagle3_config(model)) if draft is None else DraftSheet(decoder_sheet(DECODERS[draft]))
+    policy, device = decoder_sheet(DECODERS[model]), find_hardware(hardware)
+    return cost_model(policy, sheet, device, Deployment(tensor=tensor, expert=tensor), engine=engine)
+
+
+def cost(found: CostModel, rows: int, k: int, positions: int = POSITIONS) -> float:
+    """Return the seconds of a round over those of one without drafts."""
+    return float(found.seconds(rows, rows * positions, k) / found.seconds(rows, rows * positions, 0))
+
+
+def plain_ms(found: CostModel, rows: int, positions: int = POSITIONS) -> float:
+    """Return the milliseconds of a round without drafts."""
+    return 1e3 * float(found.seconds(rows, rows * positions, 0))
+
+
+# Costs of rounds in rounds without drafts, and milliseconds of the latter.
+LLAMA = {2: 1.44, 3: 1.61, 4: 1.76, 5: 1.94, 6: 2.06, 7: 2.15}
+ANGELSLIM = {
+    "qwen3-1.7b": (2.62, 1.29),
+    "qwen3-4b": (4.29, 1.25),
+    "qwen3-8b": (6.59, 1.17),
+    "qwen3-14b": (10.72, 1.15),
+    "qwen3-32b": (23.08, 1.12),
+    "qwen3-30b-a3b": (3.12, 1.49),
+}
+EAGLE3 = dict(
+    zip((2, 4, 8, 16, 24, 32, 48, 56, 64), (1.54, 1.53, 1.72, 1.89, 2.01, 2.11, 2.02, 2.08, 2.02), strict=True)
+)
+VLLM_031 = {1: (125.0, 10.5), 8: (898.0, 4739 / 898), 32: (2726.0, 9538 / 2726)}
+PR_2059 = {1: 1.53, 2: 1.77, 4: 2.61, 7: 4.83, 10: 6.23}
+
+
+def rounds() -> Iterator[Section]:
+    """Yield the sections of rounds of one engine, from a roofline and with the constants fitted to the first."""
+    notes = [
+        f"Rows hold {POSITIONS:,} positions, where none are published. `vllm-2025` is a roofline with three times "
+        "fitted to the first set: of a layer, of the host and of a draft pass. No bound is promised: the draft pass is "
+        "not one constant, neither over engines nor over versions."
+    ]
+    yield Section("Rounds: Llama-3.1-8B, H100, one row", "vLLM#20780, EAGLE-3", notes, [*_llama()])
+    yield Section("Rounds: Qwen3, H20, one row, k = 2", "AngelSlim's table; k to be checked", [], [*_angelslim()])
+    notes = ["The acceptance length, 2.79, is assumed: the paper's table gives speed-ups alone."]
+    yield Section("Rounds: Llama-3.1-8B, H100, k = 3, by rows", "EAGLE-3, table 3, SGLang", notes, [*_by_rows()])
+    yield Section("Rounds: Qwen3-8B, H100, vLLM 0.31", "gist of jiangLLM, 2026-10-18", [], [*_newer_vllm()])
+    yield Section("Rounds: Qwen3-30B-A3B, two H100, k = 3", "SpecForge#339", [], [*_mixture()])
+    notes = [
+        "16 rows a GPU and tensor 4 are assumed. A draft of a third of the size costs as much: launches, not bytes."
+    ]
+    title = "Rounds: Qwen3-32B drafted by Qwen3-1.7B, 8 GPUs"
+    yield Section(title, "NeMo RL PR#2059, temperature 1", notes, [*_draft_model()])
+
+
+def _llama() -> Iterator[Cell]:
+    for name, engine in ENGINES.items():
+        found, kind = model_of("llama-3.1-8b", "h100", engine), "predicted" if engine is ROOFLINE else "fitted"
+        yield Cell(f"{name}: ms without drafts", 7.07, plain_ms(found, 1), kind)
+        for k, published in LLAMA.items():
+            yield Cell(f"{name}: cost at k = {k}", published, cost(found, 1, k), kind)
+
+
+def _angelslim() -> Iterator[Cell]:
+    for name, engine in ENGINES.items():
+        for model, (plain, ratio) in ANGELSLIM.items():
+            found = model_of(model, "h20", engine)
+            yield Cell(f"{name}: {model}, ms without drafts", plain, plain_ms(found, 1), "predicted")
+            yield Cell(f"{name}: {model}, cost", ratio, cost(found, 1, 2), "predicted")
+
+
+def _by_rows() -> Iterator[Cell]:
+    for name, engine in ENGINES.items():
+        found = model_of("llama-3.1-8b", "h100", engine)
+        for rows, published in EAGLE3.items():
+            yield Cell(f"{name}: {rows} rows", published, cost(found, rows, 3), "predicted")
+
+
+def _newer_vllm() -> Iterator[Cell]:
+    for name, engine in ENGINES.items():
+        found = model_of("qwen3-8b", "h100", engine)
+        for rows, (speed, oracle) in VLLM_031.items():
+            made = 1e3 * rows / plain_ms(found, rows)
+            yield Cell(f"{name}: {rows} rows, tokens/s without drafts", speed, made, "predicted")
+            # Drafts of 12 tokens that are always right, and cost nothing to make.
+            free = replace(found, first=Forward(), later=Forward(), engine=replace(engine, draft_pass=0.0))
+            yield Cell(
+                f"{name}: {rows} rows, cost with an oracle, k = 12", 13 / oracle, cost(free, rows, 12), "predicted"
+            )
+
+
+def _mixture() -> Iterator[Cell]:
+    for name, engine in ENGINES.items():
+        found = model_of("qwen3-30b-a3b", "h100", engine, tensor=2)
+        for rows, published in {1: 2.59, 4: 2.35}.items():
+            yield Cell(f"{name}: {rows} rows", published, cost(found, rows, 3), "predicted")
+
+
+def _draft_model() -> Iterator[Cell]:
+    for name, engine in ENGINES.items():
+        found = model_of("qwen3-32b", "h100", engine, tensor=4, draft="qwen3-1.7b")
+        for k, published in PR_2059.items():
+            yield Cell(f"{name}: k = {k}", published, cost(found, 16, k), "assumed", why="rows and sharding")
+
+
+def steps() -> Section:
+    """Return the cells of whole steps that others measured."""
+    cells: list[Cell] = []
+    skyrl = 400.7 - 310.1
+    for name, engine in ENGINES.items():
+        found = model_of("qwen3-8b", "h100", engine)
+        band = [3.32 / cost(found, rows, 3, 3000) for rows in (8, 64)]
+        why = "as Qwen3-8B with an EAGLE-3 head, 8 to 64 rows a GPU; it is Qwen3.5-9B with its own MTP head"
+        middle = float(np.mean(band))
+        cells.append(Cell(f"SkyRL#1832, generation, {name}", 2.03, middle, "assumed", why=why))
+        step = 400.7 / (310.1 / middle + skyrl + 61.3 - 57.3)
+        cells.append(Cell(f"SkyRL#1832, step, {name}", 1.62, step, "assumed", why=why))
+    step = 400.7 / (152.4 + skyrl + 61.3 - 57.3)
+    cells.append(Cell("SkyRL#1832, step, from the published generation and training", 1.62, step, "predicted", 0.05))
+    share = (1 - 1 / 1.17) / (1 - 1 / 1.28)
+    cells.append(Cell("NVIDIA cohort 2026-08-23, 30B-A3B, EAGLE-3 k = 3: step", 1.17, amdahl(share, 1.28), "fitted"))
+    cohort = {"EAGLE-3 k = 5": (1.24, 1.14), "DFlash k = 5, in-domain": (1.63, 1.32), "DFlash k = 7": (1.62, 1.32)}
+    cohort |= {"DSpark k = 5": (1.56, 1.30), "DFlash k = 5, as published": (1.36, 1.19)}
+    for draft, (generation, published) in cohort.items():
+        name = f"the same, {draft}: step, from the published generation"
+        cells.append(Cell(name, published, amdahl(share, generation), "predicted", 0.05))
+    for name, engine in ENGINES.items():
+        found = model_of("qwen3-30b-a3b", "gb200", engine)
+        for k, published in {3: 1.28, 5: 1.24}.items():
+            value = 2.5 / cost(found, 32, k, 800)
+            why = "acceptance length 2.5 (2.3 to 2.7 is published elsewhere), 32 rows a GPU"
+            cells.append(Cell(f"the same, EAGLE-3 k = {k}: generation, {name}", published, value, "assumed", why=why))
+        value = 1.657 / cost(model_of("qwen3-235b-a22b", "gb200", engine, tensor=8), 16, 1, 4000)
+        why = "16 rows, tensor 8. NVIDIA's own measurement against its projection: a round of k = 1 cost 1.68"
+        cells.append(Cell(f"NVIDIA note 2026-06-02, 235B, k = 1: generation, {name}", 0.986, value, "assumed", why=why))
+    notes = [
+        "A step follows from its generation to within a few percent. Generation in a given engine does not follow "
+        "from sheets: the 235B note is the best counter-example to the paper's projection, and to ours."
+    ]
+    return Section(
+        "Steps that others measured", "NovaSky-AI/SkyRL#1832; NVIDIA, #62140680971 and #60041381152", notes, cells
+    )
+
+
+# What was published, its numbers, and why no model here gives them.
+UNPREDICTABLE: Sequence[tuple[str, str, str]] = (
+    ("n-gram drafts of the paper, Zero / Think", "0.71 / 0.51", "their draft length is not published"),
+    ("Nemotron 3 Ultra, production RL", "1.46", "model and acceptance are not published"),
+    (
+        "SpecRoll 2608.04962",
+        "1.26 to 2.15; step 1.21 to 2.04",
+        "trees of drafts; acceptance by model is not in our sources",
+    ),
+    ("FastGRPO 2509.21792", "step 2.35 to 2.72", "its own claim, without rounds or acceptance"),
+    ("EfficientRollout 2606.18967", "1.24; step 1.15", "a quantised copy drafts; its cost is not published"),
+    ("verl-SpeCo 2026-09-30", "1.04; step 1.067", "compares two ways to train the draft, not drafts with none"),
+    ("verl-SpeCo README, NPU", "1.2; step 1.11", "no sheet of an NPU"),
+    ("marin#9114, 67B-A2B on GH200", "1.61 a stream; step 1.42", "shape of the model is not in our sources"),
+    ("NVIDIA note, 30B-A3B k = 1 behind a gate", "1.366", "the gate follows tokens scheduled at a time, by step"),
+    (
+        "NVIDIA, 30B-A3B, EAGLE-3 k = 5, 4k, 64 prompts",
+        "0.91; step 0.97",
+        "samples of a prompt and GPUs are not published",
+    ),
+    ("vLLM 0.31 with EAGLE-3 at its best k", "2.85 / 2.39 / 2.68", "acceptance is not published"),
+    ("RedHatAI EAGLE-3 on a GB200-class GPU, 1 to 32 rows", "1.77 to 2.15", "acceptance is not published"),
+    ("vLLM adaptive verification, DeepSeek-V4-Pro", "0.47 fixed, 1.41 adaptive", "shape of the model is not public"),
+    ("vime#351, MiMo-7B", "1.50; 0.74 without refit", "rows and lengths are not published"),
+    ("verl MTP guide, MiMo-7B on H20", "0.5", "SGLang's rounds there are not published"),
+)

@@ -1,0 +1,118 @@
+"""Our own measurements: rounds, speed-ups and layouts of launch.bench, wherever a result lies in benchmarks/results."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cost_model import between, costs, read, sheet_model
+from benchmarks.simulator_validation.cells import Cell, Section
+from launch.bench.presets import PRESETS, Preset
+from launch.bench.sections.layout import DRAFTED, GROUP
+from launch.comparison.best_plans import shrinking
+from launch.simulation.acceptance import acceptance_length
+from launch.simulation.rollout import Layout, simulate
+from launch.simulation.surface import Surface
+from specjax.cost import HARDWARE, CostModel, fit, relative_errors
+
+RESULTS = Path(__file__).parents[1] / "results"
+# Draws of the lengths of a layout: which rows are long is random.
+DRAWS = 40
+
+
+def own() -> Iterator[Section]:
+    """Yield a section for each result of launch.bench that times drafts."""
+    for path in sorted(RESULTS.glob("*/bench.json")):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if {"floor", "verify", "draft"} <= set(found["sections"]):
+            yield _section(path, found)
+
+
+def _section(path: Path, found: dict[str, Any]) -> Section:
+    measured, preset = read(path), PRESETS[found["preset"]]
+    cells = [each.cell for each in measured]
+    model = fit(cells)
+    errors, seconds = relative_errors(model, cells), [cell.seconds for cell in cells]
+    ratios, modelled = costs(seconds, cells), costs([*(seconds * (1 + errors))], cells)
+    outside = [
+        f"{cell.slots} x {cell.window} at {cell.draft_length}"
+        for (cell, low, high), ratio, error in zip(measured, modelled, errors, strict=True)
+        if not low <= (ratio if cell.draft_length else 1 + error) <= high
+    ]
+    drafting = np.array([cell.draft_length > 0 for cell in cells])
+    parts = {
+        "seconds of a round": ("fitted", errors),
+        "its cost in rounds without drafts": ("fitted", (modelled / ratios - 1)[drafting]),
+        "draft lengths between two that were timed": ("predicted", between(cells)),
+    }
+    sheets = relative_errors(sheet_model(preset, _hardware(found)), cells)
+    parts["seconds of a round, from sheets alone"] = ("predicted", sheets)
+    rows = [
+        [name, kind, f"{np.median(np.abs(each)):.0%}", f"{np.abs(each).max():.0%}", str(len(each))]
+        for name, (kind, each) in parts.items()
+    ]
+    where = path.relative_to(RESULTS.parents[1])
+    notes = [
+        f"Fitted to the {len(cells)} rounds that `{where}` times. The median error of the cost of a round is promised "
+        "to be at most 10%.",
+        f"{len(outside)} of {len(cells)} rounds are outside their measured intervals (rows x positions at k): "
+        + ", ".join(outside)
+        + ".",
+    ]
+    median = float(np.median(np.abs(modelled / ratios - 1)[drafting]))
+    promised = Cell("median error of the cost of a round", None, median, "fitted", low=0.0, high=0.10)
+    others = [*_speedups(found, model, preset), *_layouts(found, model, preset)]
+    table = ["rounds", "kind", "median error", "largest", "cells"], rows
+    title = f"Our own: launch.bench, preset {found['preset']}"
+    return Section(title, f"`{where}`", notes, [promised, *others], [table])
+
+
+def _hardware(found: dict[str, Any]) -> str:
+    """Return the sheet of the device that a result names, that of the CPU if none."""
+    said = " ".join(found["provenance"]).lower()
+    return next((name for name in sorted(HARDWARE, key=len, reverse=True) if name in said), "cpu")
+
+
+def _speedups(found: dict[str, Any], model: CostModel, preset: Preset) -> Iterator[Cell]:
+    """Yield the speed-ups of whole completions at forced acceptance, which the rounds were not fitted to."""
+    for row in found["sections"].get("acceptance", {"rows": []})["rows"]:
+        if "speed-up" not in row:
+            continue
+        positions = preset.batch * (preset.prompt + preset.new)
+        plain, drafted = (float(model.seconds(preset.batch, positions, k)) for k in (0, row["k"]))
+        value, low, high = row["speed-up"]
+        name = f"speed-up at k = {row['k']}, acceptance {row['rate']}"
+        yield Cell(name, value, row["alpha"] * plain / drafted, "predicted", measured=(low, high))
+
+
+def _layouts(found: dict[str, Any], model: CostModel, preset: Preset) -> Iterator[Cell]:
+    """Yield the speed-ups of phases and of the queue, from simulated rollouts with lengths drawn as the bench's."""
+    rows = {row["what"]: row for row in found["sections"].get("layout", {"rows": []})["rows"] if "speed-up" in row}
+    count, slots, window = GROUP * preset.batch, preset.batch, preset.prompt + preset.tail.longest
+    gain = float(acceptance_length(preset.peer_rate, DRAFTED, decay=1.0))
+    surface = Surface(lambda n, _, k: model.seconds(n, n * window, k), count, window, (DRAFTED,))
+
+    def seconds(lengths: np.ndarray, layout: Layout) -> float:
+        rollout = simulate(lengths, np.full((1, *lengths.shape), gain), surface, layout, preset.prompt)
+        return float(rollout.ended.max(1).sum())
+
+    rng = np.random.default_rng(0)
+    phases, queue = [], []
+    for _ in range(DRAWS):
+        near = preset.tail.median * rng.uniform(0.5, 1.5, count)
+        lengths = np.where(rng.random(count) < 1 / preset.tail.every, preset.tail.longest, near)[None]
+        whole = seconds(lengths, Layout(count, (count,)))
+        phases.append(whole / seconds(lengths, Layout(count, tuple(size for size, _ in shrinking(count)))))
+        batches = seconds(lengths.reshape(GROUP, slots), Layout(slots, (slots,)))
+        queue.append(batches / seconds(lengths, Layout(slots, (slots,))))
+    for what, values in {"phases": phases, "queue": queue}.items():
+        if what in rows:
+            low, high = np.quantile(values, [0.05, 0.95]).tolist()
+            value, *measured = rows[what]["speed-up"]
+            why = "band over draws of the lengths"
+            middle = float(np.median(values))
+            yield Cell(
+                f"layout: {what}", value, middle, "predicted", low=low, high=high, why=why, measured=tuple(measured)
+            )

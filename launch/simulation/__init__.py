@@ -1,0 +1,1 @@
+"""Simulate training steps: rollout, stages, and how sure the answer is."""

@@ -1,0 +1,96 @@
+"""Acceptance of drafts by position, from one measured acceptance length."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+# Each position of a draft is accepted less often than the one before, given that all before were: by this factor in
+# 88.6% / 77.0% / 66.3% accepted of positions 1 to 3 (SkyRL#1832).
+DECAY = 0.986
+# Halvings of an interval of width 1.
+_HALVINGS = 60
+
+
+def acceptance_length(first: np.ndarray | float, draft_length: int, decay: float = DECAY) -> np.ndarray:
+    """Return the expected tokens per verification, of the shape of `first`.
+
+    first: probability that position 1 of a draft is accepted. That of position i, given that those before it are, is
+    first * decay ** (i - 1).
+    """
+    rate = np.asarray(first, np.float64)
+    reached, tokens = np.ones_like(rate), np.ones_like(rate)
+    for _ in range(draft_length):
+        reached = reached * rate
+        tokens = tokens + reached
+        rate = rate * decay
+    return tokens
+
+
+def first_rate(length: float, draft_length: int, decay: float = DECAY) -> float:
+    """Return the acceptance of position 1 that gives an acceptance length at a draft length; inverse of the above.
+
+    Raises ValueError if no acceptance gives it.
+    """
+    if not 1 <= length <= draft_length + 1:
+        raise ValueError(f"acceptance_length = {length}: must be within 1 and {draft_length + 1} at k = {draft_length}")
+    return bisect(lambda rate: float(acceptance_length(rate, draft_length, decay)) - length, 0.0, 1.0)
+
+
+def predict_length(measured: float, measured_at: int, draft_length: int) -> float:
+    """Return the acceptance length at a draft length, from the one measured at another."""
+    decay = _decay_of(measured, measured_at)
+    return float(acceptance_length(first_rate(measured, measured_at, decay), draft_length, decay))
+
+
+def tokens_per_round(
+    measured: float,
+    measured_at: int,
+    draft_lengths: Sequence[int],
+    lengths: np.ndarray,
+    spread: float = 0.0,
+    correlation: float = 0.0,
+    seed: int = 0,
+) -> np.ndarray:
+    """Return the tokens that each row gains in a round, float64 [draft lengths, *lengths.shape].
+
+    Rows differ: the logit of their acceptance is normal with standard deviation `spread`, and has this rank correlation
+    with their length. The acceptance length over all verifications stays the measured one.
+    """
+    decay = _decay_of(measured, measured_at)
+    mean = first_rate(measured, measured_at, decay)
+    rates = np.full(lengths.shape, mean)
+    if spread > 0 and 0 < mean < 1:
+        rates = _spread_rates(measured, measured_at, decay, lengths, spread, correlation, seed)
+    return np.stack([acceptance_length(rates, k, decay) for k in draft_lengths])
+
+
+def _decay_of(measured: float, measured_at: int) -> float:
+    """Return the decay that an acceptance length allows: almost full acceptance has none."""
+    return 1.0 if measured >= float(acceptance_length(1.0, measured_at)) else DECAY
+
+
+def _spread_rates(
+    measured: float, measured_at: int, decay: float, lengths: np.ndarray, spread: float, correlation: float, seed: int
+) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    ranks = lengths.ravel().argsort().argsort()
+    by_length = (ranks - ranks.mean()) / max(ranks.std(), 1e-9)
+    noise = rng.standard_normal(lengths.size)
+    offsets = spread * (correlation * by_length + np.sqrt(1 - correlation**2) * noise).reshape(lengths.shape)
+
+    def rates(center: float) -> np.ndarray:
+        return 1 / (1 + np.exp(-center - offsets))
+
+    def excess(center: float) -> float:
+        rounds = lengths / acceptance_length(rates(center), measured_at, decay)
+        return float(lengths.sum() / rounds.sum()) - measured
+
+    return rates(bisect(excess, -30.0, 30.0))
+
+
+def bisect(function: Callable[[float], float], low: float, high: float) -> float:
+    """Return a root of a rising function; the nearer end of the interval if it has none there."""
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if function(middle) < 0 else (low, middle)
+    return (low + high) / 2

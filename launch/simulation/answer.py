@@ -1,0 +1,182 @@
+"""Answer for one point: seconds of generation and of a step, with drafts and without."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from launch.simulation.acceptance import predict_length, tokens_per_round
+from launch.simulation.machine import Evidence, completion_lengths, memory, round_costs, stages
+from launch.simulation.point import MEASURED, Point
+from launch.simulation.rollout import Layout, Moment, carry_over, simulate
+from launch.simulation.step import Stages, step_seconds
+from launch.simulation.surface import Surface
+
+# Replicas are simulated until they hold so many sequences, but at least FEWEST; more of them are alike.
+MOST_SEQUENCES, FEWEST = 2048, 8
+# Rollouts of a step with lag, whose lengths differ.
+ROLLOUTS = 3
+# Eighths of the GPUs that may generate.
+SPLITS = range(1, 8)
+
+
+class DoesNotFit(ValueError):
+    """The weights of the point and one sequence need more memory than its device has."""
+
+
+class Arm(NamedTuple):
+    """A step in one way of decoding.
+
+    generation, step, exposed: seconds of the rollout, of the step, and of generation that nothing hides.
+    acceptance_length:         tokens per verification.
+    slots, waiting:            sequences that a replica decodes together, and that wait.
+    generation_gpus:           GPUs that generate.
+    """
+
+    generation: float
+    step: float
+    exposed: float
+    acceptance_length: float
+    stages: Stages
+    slots: int
+    waiting: int
+    generation_gpus: int
+    timeline: list[Moment]
+
+
+class Answer(NamedTuple):
+    """A step without drafts, and the same step with them."""
+
+    plain: Arm
+    drafted: Arm
+
+    @property
+    def generation_speedup(self) -> float:
+        """How many times faster generation is."""
+        return self.plain.generation / self.drafted.generation
+
+    @property
+    def step_speedup(self) -> float:
+        """How many times faster the whole step is."""
+        return self.plain.step / self.drafted.step
+
+
+Pair = tuple[Point, Point]
+
+
+def both(point: Point, evidence: Evidence) -> Pair:
+    """Return the point without drafts and the point itself, each resolved. Raises DoesNotFit."""
+    plain = replace(point, draft_length=0, draft_lengths=(), draft_training=0.0)
+    return resolve(plain, evidence), resolve(point, evidence)
+
+
+def resolve(point: Point, evidence: Evidence) -> Point:
+    """Return the point with its slots and the split of its GPUs filled in: as many as fit, and the fastest.
+
+    Raises DoesNotFit.
+    """
+    if not point.slots:
+        point = replace(point, slots=_slots_that_fit(point))
+    if not point.lag or point.generation_gpus:
+        return point
+    replicas = point.gpus // point.replica
+    counts = {max(1, min(replicas - 1, replicas * eighth // 8)) * point.replica for eighth in SPLITS}
+    tried = (replace(point, generation_gpus=count) for count in sorted(counts))
+    return min(tried, key=lambda each: run(each, evidence).step)
+
+
+def answer(pair: Pair, evidence: Evidence, seed: int = 0) -> Answer:
+    """Simulate both, which are resolved."""
+    return Answer(run(pair[0], evidence, seed), run(pair[1], evidence, seed))
+
+
+def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
+    """Simulate the step of a resolved point."""
+    gpus = point.generation_gpus or point.gpus
+    replicas = gpus // point.replica
+    in_flight = point.sequences / (1 - point.carry_over)
+    sequences = max(1, round(in_flight / replicas))
+    lengths = completion_lengths(point, evidence)
+    slots = min(point.slots, sequences)
+    phases = point.phases or (slots,) if point.engine == "specjax" else ()
+    layout = Layout(slots, tuple(min(size, slots) for size in phases))
+    surface = Surface(round_costs(point, evidence), slots, point.prompt_tokens + point.limit_tokens, point.lengths)
+    simulated = min(replicas, max(FEWEST, MOST_SEQUENCES // sequences))
+    rollouts, taken = [], []
+    for turn in range(ROLLOUTS if point.lag else 1):
+        drawn = lengths.draw((simulated, sequences), seed + turn)
+        measured = point.acceptance_length, point.measured_at
+        rows = point.row_spread, point.row_correlation, seed + turn
+        gains = tokens_per_round(*measured, point.lengths, drawn, *rows)
+        rollout = simulate(drawn, gains, surface, layout, point.prompt_tokens)
+        rollouts.append(rollout)
+        share = point.carry_over
+        taken.append(
+            carry_over(drawn, gains, surface, layout, point.prompt_tokens, share) if share else rollout.seconds
+        )
+    tokens = point.sequences * (lengths.mean() + point.prompt_tokens)
+    rest = stages(point, tokens, point.gpus - gpus if point.lag else gpus)
+    step = step_seconds(taken, rest.total, point.lag)
+    return Arm(
+        generation=float(np.mean(taken)),
+        step=step.seconds,
+        exposed=step.exposed,
+        acceptance_length=float(np.mean([rollout.verified for rollout in rollouts])),
+        stages=rest,
+        slots=slots,
+        waiting=sequences - slots,
+        generation_gpus=gpus,
+        timeline=rollouts[0].timeline,
+    )
+
+
+def break_even(pair: Pair, evidence: Evidence) -> float | None:
+    """Return the acceptance length from which a step with drafts is no slower; None if no acceptance reaches that."""
+    plain = run(pair[0], evidence)
+    return _least_acceptance(pair[1], evidence, plain.step)
+
+
+def worth_of_training(pair: Pair, evidence: Evidence) -> float | None:
+    """Return by how much training the draft must raise the acceptance length so that it pays for itself.
+
+    None if no acceptance does. The draft without training is not trained in the step.
+    """
+    untrained = run(replace(pair[1], draft_training=0.0), evidence)
+    needed = _least_acceptance(pair[1], evidence, untrained.step)
+    return None if needed is None else max(needed - pair[1].acceptance_length, 0.0)
+
+
+def _least_acceptance(point: Point, evidence: Evidence, step: float) -> float | None:
+    low, high = 1.0, point.measured_at + 1.0
+
+    def taken(length: float) -> float:
+        return run(replace(point, acceptance_length=length), evidence).step
+
+    if taken(high) > step:
+        return None
+    if taken(low) <= step:
+        return low
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (low, middle) if taken(middle) <= step else (middle, high)
+    return high
+
+
+def accepted(point: Point, draft_lengths: Sequence[int]) -> list[float]:
+    """Return the acceptance length that the point's acceptance gives at each draft length."""
+    return [predict_length(point.acceptance_length, point.measured_at, k) for k in draft_lengths]
+
+
+def _slots_that_fit(point: Point) -> int:
+    """Return the sequences of a replica whose caches fit in memory; measured rounds were of a batch that did."""
+    if point.hardware == MEASURED:
+        return point.sequences
+    held = memory(point, point.prompt_tokens + point.mean_tokens)
+    if held.slots < 1:
+        needed, device = (held.weights + held.sequence) / 1e9, held.device / 1e9
+        raise DoesNotFit(
+            f"tensor = {point.tensor}: weights and one sequence take {needed:.0f} GB of a device's {device:.0f}; "
+            "must be more, or a larger expert, or fewer limit_tokens"
+        )
+    return min(held.slots, point.sequences)

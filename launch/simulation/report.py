@@ -1,0 +1,129 @@
+"""Answers as text and as JSON."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from launch.simulation.answer import accepted
+from launch.simulation.machine import Evidence, memory
+from launch.simulation.point import MEASURED, Point
+from launch.simulation.uncertainty import LEVEL, Interval, Range
+from specjax.cost import find_engine, find_hardware
+
+if TYPE_CHECKING:
+    from launch.simulation.options import SimulateArgs
+    from launch.simulation.simulate import Details, Found
+
+
+def describe(point: Point, evidence: Evidence) -> Iterator[str]:
+    """Yield the lines that say what is simulated, and from what."""
+    lag = f"lag {point.lag}" if point.lag else "synchronous"
+    if point.hardware == MEASURED:
+        yield f"a run on its own hardware, {len(evidence.cells)} measured rounds, {point.gpus} data shards, {lag}"
+        if not point.train_s:
+            yield "the run never probed its stages (--probe-every): those beside generation count as 0"
+    else:
+        device, engine = find_hardware(point.hardware), find_engine(point.engine)
+        spread = f"tensor {point.tensor}" + (f", expert {point.expert}" if point.expert > 1 else "")
+        yield f"{point.model} on {point.gpus} {device.name}, {spread}, {lag}; engine {engine.name}: {engine.source}"
+        held = memory(point, point.prompt_tokens + point.mean_tokens)
+        yield (
+            f"memory of a device in generation: weights {held.weights / 1e9:.1f} GB, a sequence "
+            f"{held.sequence / 1e9:.2f} GB, of {held.device / 1e9:.0f} GB; launch.plan compiles the step"
+        )
+    lengths = f"mean {point.mean_tokens:,.0f} tokens, at most {point.limit_tokens:,}"
+    where = f"{len(evidence.lengths)} measured lengths" if evidence.lengths else f"lognormal, {point.length_spread:g}"
+    yield f"{point.sequences:,} sequences a step, {lengths} ({where})"
+    lengths_tried = sorted({1, 3, 5, 7, *point.lengths} - {0})
+    predicted = ", ".join(
+        f"k={k} {length:.2f}" for k, length in zip(lengths_tried, accepted(point, lengths_tried), strict=True)
+    )
+    yield f"acceptance length {point.acceptance_length:.2f} at k = {point.measured_at}; so {predicted}"
+
+
+def lines_of_point(found: "Found", ranges: Mapping[str, Range], details: "Details") -> Iterator[str]:
+    """Yield the lines of a single answer."""
+    assert found.answer is not None and found.intervals is not None
+    plain, drafted, intervals = found.answer.plain, found.answer.drafted, found.intervals
+    k = "/".join(map(str, found.point.lengths))
+    yield ""
+    yield f"{'':24}{'without drafts':>30}{f'with, k = {k}':>30}{'speed-up':>22}"
+    for title, name in (("generation, s", "generation"), ("step, s", "step")):
+        values = (intervals[f"{arm}_{name}_s"] for arm in ("plain", "drafted"))
+        shown = "".join(f"{_show(value, '.4g'):>30}" for value in values)
+        yield f"{title:24}{shown}{_show(intervals[f'{name}_speedup'], '.2f'):>22}"
+    for title, values in {
+        "  exposed generation": (plain.exposed, drafted.exposed),
+        "  log-probs": (plain.stages.logprob, drafted.stages.logprob),
+        "  training": (plain.stages.train, drafted.stages.train),
+        "  training the draft": (plain.stages.draft_training, drafted.stages.draft_training),
+        "  moving weights": (plain.stages.movement, drafted.stages.movement),
+        "  other": (plain.stages.other, drafted.stages.other),
+    }.items():
+        yield f"{title:24}" + "".join(f"{value:>30.3g}" for value in values)
+    for title, counts in {
+        "slots of a replica": (plain.slots, drafted.slots),
+        "sequences that wait": (plain.waiting, drafted.waiting),
+        "GPUs that generate": (plain.generation_gpus, drafted.generation_gpus),
+    }.items():
+        yield f"{title:24}" + "".join(f"{count:>30}" for count in counts)
+    yield f"{'tokens a verification':24}{plain.acceptance_length:>30.2f}{drafted.acceptance_length:>30.2f}"
+    yield ""
+    yield f"[low, high] hold {LEVEL:.0%} of samples of the inputs below; each is as likely anywhere in its range"
+    if details.break_even is None:
+        yield f"no acceptance at k = {k} makes a step as fast as without drafts"
+    else:
+        where = f"{details.break_even:.2f} at k = {found.point.measured_at}"
+        yield f"a step is no slower from an acceptance length of {where}"
+    if details.worth_of_training is not None:
+        yield f"training the draft pays if it raises the acceptance length by {details.worth_of_training:.2f}"
+    yield ""
+    yield f"{'the step speed-up depends on':30}{'range':>22}{'speed-up':>18}"
+    for swing in details.swings:
+        each = ranges[swing.name]
+        between = f"{each.low:.4g} .. {each.high:.4g}"
+        yield f"  {swing.name:28}{between:>22}{f'{swing.low:.2f} .. {swing.high:.2f}':>18}  {each.reason}"
+
+
+def sweep_table(rows: Sequence["Found"]) -> Iterator[str]:
+    """Yield the lines of a sweep, one for each point."""
+    names = list(rows[0].changes)
+    widths = [max(len(name), *(len(_value(row.changes[name])) for row in rows)) + 2 for name in names]
+    head = "".join(f"{name:>{width}}" for name, width in zip(names, widths, strict=True))
+    yield ""
+    yield f"{head}{'generation x':>22}{'step x':>22}{'step, s':>24}  depends most on"
+    for row in rows:
+        line = "".join(f"{_value(row.changes[name]):>{width}}" for name, width in zip(names, widths, strict=True))
+        if row.intervals is None:
+            yield f"{line}  none: {row.refused}"
+            continue
+        shown = [_show(row.intervals[name], ".2f") for name in ("generation_speedup", "step_speedup")]
+        seconds = _show(row.intervals["drafted_step_s"], ".4g")
+        yield f"{line}{shown[0]:>22}{shown[1]:>22}{seconds:>24}  {row.driver}"
+
+
+def as_json(
+    args: "SimulateArgs", rows: Sequence["Found"], ranges: Mapping[str, Range], details: "Details | None"
+) -> dict[str, Any]:
+    """Return all results, in seconds and ratios. Each interval is [value, low, high]."""
+    return {
+        "options": asdict(args),
+        "level": LEVEL,
+        "ranges": {name: each._asdict() for name, each in ranges.items()},
+        "answers": [
+            {"changes": row.changes, "refused": row.refused, "depends_most_on": row.driver}
+            | ({} if row.intervals is None else {name: list(value) for name, value in row.intervals.items()})
+            for row in rows
+        ],
+        "details": None
+        if details is None
+        else details._asdict() | {"swings": [swing._asdict() for swing in details.swings]},
+    }
+
+
+def _value(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _show(value: Interval, form: str) -> str:
+    return f"{value.value:{form}} [{value.low:{form}}, {value.high:{form}}]"

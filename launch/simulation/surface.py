@@ -1,0 +1,40 @@
+"""Seconds of rounds, tabulated, so that a simulation can ask for those of all replicas and draft lengths at once."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+# (rows that decode together, cached positions of all of them together, draft length) -> seconds.
+RoundSeconds = Callable[[np.ndarray, np.ndarray, int], np.ndarray | float]
+# Rows are tabulated one by one up to EVERY, then in steps of a sixteenth.
+EVERY, _RATIO, _POSITIONS = 512, 17 / 16, 9
+
+
+class Surface:
+    """Seconds of a round by rows, positions and draft length; linear between the tabulated ones."""
+
+    def __init__(self, seconds: RoundSeconds, rows: int, positions: float, draft_lengths: Sequence[int]) -> None:
+        """Tabulate up to `rows` rows that hold up to `positions` positions each."""
+        grid = [*range(1, min(rows, EVERY) + 1)]
+        while grid[-1] < rows:
+            grid.append(min(rows, int(np.ceil(grid[-1] * _RATIO))))
+        self.draft_lengths = tuple(draft_lengths)
+        self._rows, self._positions = np.array(grid, np.float64), np.linspace(0.0, positions, _POSITIONS)
+        n, held = self._rows[:, None], self._rows[:, None] * self._positions
+        self._table = np.stack([np.broadcast_to(seconds(n, held, k), held.shape) for k in self.draft_lengths])
+
+    def __call__(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Return float64 [draft lengths, n] for rows [n] that hold so many positions [n] on average."""
+        i, u = _locate(self._rows, rows)
+        j, v = _locate(self._positions, positions)
+        table, above = self._table, np.minimum(i + 1, len(self._rows) - 1)
+        low = table[:, i, j] * (1 - v) + table[:, i, j + 1] * v
+        high = table[:, above, j] * (1 - v) + table[:, above, j + 1] * v
+        return low * (1 - u) + high * u
+
+
+def _locate(grid: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the index of the last grid point not above each value, and the fraction of the way to the next one."""
+    index = np.clip(np.searchsorted(grid, values, side="right") - 1, 0, max(len(grid) - 2, 0))
+    span = grid[np.minimum(index + 1, len(grid) - 1)] - grid[index]
+    return index, np.clip((values - grid[index]) / np.where(span > 0, span, 1.0), 0.0, 1.0)

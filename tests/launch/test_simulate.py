@@ -1,0 +1,232 @@
+"""launch.simulate: from a command line to answers with intervals."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launch.cli.errors import ConfigError
+from launch.cli.options import parse
+from launch.cli.recipes import load_recipe
+from launch.run.recorded import as_recorded
+from launch.simulate import main
+from launch.simulation.answer import answer, both, break_even, run, worth_of_training
+from launch.simulation.machine import Evidence, memory, round_costs, stages
+from launch.simulation.options import SimulateArgs, with_run
+from launch.simulation.point import Point
+from launch.simulation.uncertainty import unknown
+from tests.launch.run_directories import write_lines, write_run
+from tests.refusals import refuses
+
+NONE = Evidence()
+SMALL = Point(sequences=32, mean_tokens=100.0, limit_tokens=400, prompt_tokens=20, gpus=4)
+
+
+def read_options(*argv: str) -> tuple[SimulateArgs, Evidence]:
+    return with_run(parse(SimulateArgs, argv, ""), argv)
+
+
+def speedups(point: Point, evidence: Evidence = NONE) -> tuple[float, float]:
+    found = answer(both(point, evidence), evidence)
+    return found.generation_speedup, found.step_speedup
+
+
+def test_an_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    options = "--sequences 32 --mean-tokens 100 --limit-tokens 400 --draft-training 0.1 --samples 6 --json"
+    assert main([*options.split(), str(tmp_path / "found.json")]) == 0
+    said = capsys.readouterr().out
+    assert "qwen3-8b on 8 " in said and "k=7 " in said and "training the draft pays if" in said
+    found = json.loads((tmp_path / "found.json").read_text())
+    (only,), swings = found["answers"], found["details"]["swings"]
+    value, low, high = only["step_speedup"]
+    assert low <= value <= high and low < high and 1 < value < only["generation_speedup"][0]
+    assert only["depends_most_on"] in found["ranges"]
+    sizes = [abs(swing["high"] - swing["low"]) for swing in swings]
+    assert sizes == sorted(sizes, reverse=True) and {swing["name"] for swing in swings} == set(found["ranges"])
+
+
+def test_a_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    options = f"--sequences 32 --mean-tokens 100 --limit-tokens 400 --samples 12 --json {tmp_path / 'found.json'}"
+    sweep = "--sweep draft-length=0,3 model=qwen3-8b,qwen3-235b-a22b --ranges other_s=1,1 acceptance_length=2.5,3"
+    assert main([*options.split(), *sweep.split()]) == 0
+    said = capsys.readouterr().out
+    assert said.count("none: tensor = 1: ") == 2
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert "other_s" not in found["ranges"] and found["ranges"]["acceptance_length"]["low"] == 2.5
+    plain, refused, drafted, _ = found["answers"]
+    assert plain["step_speedup"] == [1, 1, 1] and drafted["step_speedup"][1] > 1 and "step_speedup" not in refused
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ("--hardware abacus", "hardware = abacus: ...h100"),
+        ("--engine none", "engine = none: ...vllm-0.17"),
+        ("--model gpt", "model = gpt: ...qwen3-8b"),
+        ("--gpus 0", "gpus = 0: ...1"),
+        ("--gpus 6 --tensor 4", "gpus = 6: ...tensor, 4"),
+        ("--gpus 1 --sequences 5000", "sequences = 5000: ...4096"),
+        ("--expert 3 --tensor 2", "expert = 3: ...tensor, 2"),
+        ("--lag 1 --gpus 1", "lag = 1: "),
+        ("--generation-gpus 8", "generation_gpus = 8: ...8"),
+        ("--acceptance-length 5", "acceptance_length = 5.0: ...4"),
+        ("--mean-tokens 9000", "mean_tokens = 9000.0: ...8192"),
+        ("--draft-lengths 3 1", "draft_lengths = (3, 1): "),
+        ("--model qwen3-235b-a22b", "tensor = 1: ...GB"),
+        ("--weight-bytes 1 --hardware a100 --engine vllm-0.17", "weight_bytes = 1: "),
+        ("--sweep lag", "sweep = lag: ...NAME=VALUE"),
+        ("--sweep phases=1", "sweep = phases=1: ...NAME one of"),
+        ("--sweep lag=x", "lag = x: ...INT"),
+        ("--sweep lag=0,1,2 draft-length=0,1,2,3,4,5,6,7 sequences=1,2,3,4,5,6,7,8,9 gpus=1,2", "sweep = ...400"),
+        ("--ranges mean_tokens=3,1", "ranges = mean_tokens=...LOW,HIGH"),
+        ("--ranges mean_tokens=1,9000", "mean_tokens = 9000.0: "),
+        ("--hardware measured", "hardware = measured: ...--from-run"),
+        ("--from-run /nowhere", "DIR = /nowhere: "),
+        ("--json /nowhere/x.json", "json = /nowhere/x.json: "),
+        ("--plots /dev/null/plots", "plots = /dev/null/plots: "),
+    ],
+)
+def test_nonsense_is_refused_in_one_line(options: str, message: str):
+    with refuses(message, ConfigError):
+        main(options.split())
+
+
+def test_ranges_stay_within_what_is_allowed():
+    point = replace(SMALL, mean_tokens=1.0, other_s=1e6, layer_us=1e6, length_spread=4.0)
+    found = unknown(point, NONE, {})
+    assert found["other_s"][:2] == (5e5, 1e6) and found["layer_us"].high == 1e6 and found["length_spread"].high == 4
+    assert found["mean_tokens"].low == 1
+
+
+def test_more_is_never_slower():
+    for engine in ("specjax", "vllm-0.17"):
+        point = replace(SMALL, engine=engine)
+        taken = [run(both(replace(point, acceptance_length=x), NONE)[1], NONE).step for x in (1.0, 2.0, 3.0, 4.0)]
+        assert taken == sorted(taken, reverse=True)
+        assert speedups(replace(point, draft_length=0)) == (1.0, 1.0)
+    base = run(both(SMALL, NONE)[1], NONE)
+    assert run(both(replace(SMALL, bandwidth_share=1.0), NONE)[1], NONE).generation < base.generation
+    for name in ("compute_share", "training_share"):
+        assert run(both(replace(SMALL, **{name: 1.0}), NONE)[1], NONE).step <= base.step
+    assert run(both(replace(SMALL, gpus=2), NONE)[1], NONE).step > base.step
+
+
+def test_stages():
+    """A token of 8B parameters takes 6 x 8e9 operations to train on, and 2 more to compute again."""
+    found = stages(Point(training_share=0.5), 1e6, 8)
+    assert found.train == pytest.approx(8 * 7.57e9 * 1e6 / (8 * 989e12 * 0.5), rel=0.01)
+    assert (found.logprob, found.movement) == (0, 0)
+    vllm = stages(Point(training_share=0.5, engine="vllm-0.17", draft_training=0.1), 1e6, 4)
+    assert vllm.logprob == pytest.approx(vllm.train / 4) and vllm.train == pytest.approx(2 * found.train)
+    assert vllm.movement == pytest.approx(0.3, rel=0.1) and vllm.draft_training == pytest.approx(0.1 * vllm.train)
+    given = stages(Point(train_s=10.0, logprob_s=4.0), 1e6, 4)
+    assert (given.train, given.logprob) == (20, 8)
+
+
+def test_lag_hides_generation():
+    synchronous, late = (run(both(replace(SMALL, lag=lag), NONE)[1], NONE) for lag in (0, 1))
+    assert synchronous.exposed == pytest.approx(synchronous.generation)
+    assert late.exposed < late.generation and 0 < late.generation_gpus < SMALL.gpus
+    alone = replace(SMALL, lag=1, generation_gpus=2)
+    assert run(both(alone, NONE)[1], NONE).generation_gpus == 2
+
+
+def test_whether_drafts_pay():
+    pair = both(replace(SMALL, draft_training=0.2), NONE)
+    length = break_even(pair, NONE)
+    assert length is not None and 1 < length < 3
+    at_it = run(replace(pair[1], acceptance_length=length), NONE).step
+    assert at_it == pytest.approx(run(pair[0], NONE).step, rel=1e-3)
+    gain = worth_of_training(pair, NONE)
+    assert gain is not None and gain > 0
+    assert worth_of_training(both(SMALL, NONE), NONE) == pytest.approx(0, abs=1e-3)
+    assert break_even(both(replace(SMALL, draft_training=10.0), NONE), NONE) is None
+
+
+def test_memory():
+    """8B in 16 bits on one device, with a second vocabulary table and the draft; caches of 147 kB a position."""
+    held = memory(SMALL, 0)
+    assert held.weights == pytest.approx(17e9, rel=0.05)
+    assert held.sequence == pytest.approx(420 * (147_456 + 4096), rel=0.01)
+    assert memory(replace(SMALL, engine="vllm-0.17"), 42.0).sequence == pytest.approx(held.sequence / 10)
+    assert memory(replace(SMALL, tensor=4), 0).weights == pytest.approx(held.weights / 4)
+
+
+def test_experts_are_spread_over_devices_with_the_same_rows():
+    """In specjax a replica is all of them; elsewhere each group of `tensor` devices has rows of its own."""
+    mixture = replace(SMALL, model="qwen3-30b-a3b", gpus=8, tensor=2, expert=4, sequences=64, slots=64)
+    assert (mixture.replica, replace(mixture, engine="vllm-0.17").replica) == (4, 2)
+    arms = [run(both(replace(mixture, engine=engine), NONE)[0], NONE) for engine in ("specjax", "vllm-0.17")]
+    assert [arm.slots for arm in arms] == [32, 16]
+    with refuses("generation_gpus = 2: ...replica, 4"):
+        replace(mixture, lag=1, generation_gpus=2)
+
+
+def test_block_drafts_pass_once():
+    rows, positions = np.array([4.0]), np.array([4000.0])
+    eagle, block = (round_costs(replace(SMALL, draft=draft), NONE) for draft in ("eagle3", "block"))
+    assert eagle(rows, positions, 0) == block(rows, positions, 0)
+    more = [costs(rows, positions, 7) - costs(rows, positions, 3) for costs in (eagle, block)]
+    assert more[1] < more[0] / 2 and block(rows, positions, 1) > eagle(rows, positions, 1)
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    """A run of 24 completions a step, whose rounds with drafts take twice as long."""
+    third = [None, 0.9, 0.8]
+    metrics = {f"rollout__acceptance_rate_pos_{i}": [x and x**i for x in third] for i in (1, 2, 3)}
+    times = {f"time__{stage}": [None, 2.0, 4.0] for stage in ("train", "logprob", "data", "prepare", "reward")}
+    path = write_run(tmp_path / "run", 3, **metrics, **times, rollout__length_mean=[30.0] * 3)
+    recipe = load_recipe("tiny")
+    recipe = replace(recipe, rollout=replace(recipe.rollout, draft_length=3, max_new_tokens=100, group_size=4))
+    config = replace(recipe, data=replace(recipe.data, prompts=6))
+    (path / "config.json").write_text(json.dumps(as_recorded(config)))
+    write_lines(path / "samples.jsonl", [{"step": 1, "budget": 100, "lengths": [20, 30, 40, 90], "completions": []}])
+    cells = [
+        {"slots": slots, "window": 120, "draft_length": k, "seconds": 0.01 * (slots + 4) * (1 + k / 3)}
+        for slots in (6, 24)
+        for k in (0, 3)
+    ]
+    (path / "cost_table.json").write_text(json.dumps({"cells": cells}))
+    return path
+
+
+def test_from_a_run(measured: Path, capsys: pytest.CaptureFixture[str]):
+    args, evidence = read_options("--from-run", str(measured))
+    expected = 1 + np.mean([sum(rate**i for i in (1, 2, 3)) for rate in (0.9, 0.8)])
+    assert args.acceptance_length == pytest.approx(expected) and args.measured_at == 3
+    assert (args.sequences, args.slots, args.prompt_tokens, args.limit_tokens) == (24, 24, 20, 100)
+    assert (args.train_s, args.logprob_s, args.other_s, args.mean_tokens) == (3, 3, 9, 45)
+    plain = run(both(args.point, evidence)[0], evidence)
+    # The longest of 24 quantiles of the measured lengths; every round pays for all slots.
+    assert plain.generation == pytest.approx(90 * 0.28, rel=0.1)
+    assert 1.2 < speedups(args.point, evidence)[0] < expected / 2 * 1.01
+    assert {"acceptance_length", "train_s"} <= set(unknown(args.point, evidence, {}))
+    assert "bandwidth_share" not in unknown(args.point, evidence, {})
+    assert main(["--from-run", str(measured), "--draft-length", "1", "--samples", "4", "--train-s", "0"]) == 0
+    said = capsys.readouterr().out
+    assert "4 measured rounds" in said and "never probed" in said
+    more, _ = read_options("--from-run", str(measured), "--hardware", "h100")
+    assert more.train_s is None and more.slots == 0 and more.acceptance_length == args.acceptance_length
+
+
+def test_a_run_that_cannot_be_asked(measured: Path):
+    (measured / "cost_table.json").unlink()
+    with refuses("from_run = ...cost_table.json", ConfigError):
+        read_options("--from-run", str(measured))
+    (measured / "config.json").write_text("{}")
+    with refuses("config.json: rollout.max_new_tokens = None: ", ConfigError):
+        read_options("--from-run", str(measured))
+    write_run(measured, 2)
+    with refuses("from_run = ...drafted", ConfigError):
+        read_options("--from-run", str(measured))
+
+
+@pytest.mark.slow
+def test_plots(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    options = f"--sequences 32 --mean-tokens 100 --limit-tokens 400 --samples 4 --plots {tmp_path / 'plots'}"
+    assert main(options.split()) == 0
+    assert len([*(tmp_path / "plots").glob("*.png")]) == 6
