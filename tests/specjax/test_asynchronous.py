@@ -22,7 +22,8 @@ from tests.specjax.test_split_step import count_fives
 from tests.specjax.training import CONFIG, host_copy, make_prompts, mesh_of, networks, state_on
 
 POLICY, DRAFTER = networks()
-COUPLED = replace(CONFIG, rollout=replace(CONFIG.rollout, verifier="coupled"))
+# Any difference between rollout and training is above the threshold of the alarm.
+COUPLED = replace(CONFIG, rollout=replace(CONFIG.rollout, verifier="coupled"), gap_alarm=1e-12)
 
 
 def stages_on(*shape: int, config: TrainConfig = COUPLED) -> Stages:
@@ -65,6 +66,8 @@ class Both:
             tokens.append(np.asarray(rollout.tokens))
             assert int(metrics["asynchronous/lag"]) == min(lag, number) and metrics["asynchronous/waiting"] == lag
             assert metrics["time/rollout_mesh_busy"] > 0
+            # Networks of several updates are compared by neither alarm.
+            assert int(metrics["rollout/logprob_alarm"]) == (not lag) and ("draft/alarm" in metrics) == (not lag)
             idle = metrics["time/rollout_mesh_idle"], metrics["time/training_mesh_idle"]
             assert np.all(np.greater_equal(idle, 0)) or number == 0
         return host_copy(state.params), tokens
