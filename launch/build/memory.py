@@ -47,20 +47,24 @@ def _parameters(experiment: Experiment) -> Part:
 
 
 def _ahead(experiment: Experiment, rows: Mapping[str, int]) -> list[Part]:
-    """Return what the rollout mesh of an asynchronous run holds when a rollout is begun.
+    """Return what the rollout mesh of an asynchronous run holds while the first of the rollouts under way is generated.
 
-    The copies of the networks by which the rollouts under way and the new one are generated, the parts in which the
-    newest copy arrived, and the rollouts under way.
+    The copies of the networks by which all of them are generated, the parts in which the newest copy arrives, which
+    are joined after that rollout, and the rollouts that wait.
     """
     networks, mesh, lag = experiment.networks, experiment.rollout_mesh, experiment.config.asynchronous.lag or 0
     copy = bytes_per_device(copy_on(mesh, networks.policy, networks.drafter, networks.params))
     waiting = bytes_per_device([(each.prompts, each.rollout) for each in abstract_state(experiment).ahead])
-    copies = f"{lag + 1} copies of the networks, and parts of one" if lag else "the networks, and parts of them"
-    option, remedy = "asynchronous.rollout_mesh.tensor", "must be more, or the networks smaller"
+    name, size, option = "parameters", copy, "asynchronous.rollout_mesh.tensor"
+    remedy = "must be more, or the networks smaller"
     if lag:
+        name, size = (
+            f"{lag + 1} copies of the parameters, and parts of one",
+            (lag + 1) * copy + copy // batch_shards(mesh),
+        )
         remedy += f", or asynchronous.lag = {lag} less"
     return [
-        Part(copies, (lag + 1) * copy + copy // batch_shards(mesh), option, mesh.shape["tensor"], remedy),
+        Part(name, size, option, mesh.shape["tensor"], remedy),
         growing("rollouts that wait", waiting, {**rows, **_widths(experiment)}, "asynchronous.lag less"),
     ]
 

@@ -60,7 +60,7 @@ class AsynchronousStep:
         self._reward = jax.jit(stages.reward)
         # By whether rollouts wait, that is, whether there is a lag.
         self._train = {
-            behind: TrainStep(replace(stages, behind=behind), from_another_mesh=True) for behind in (False, True)
+            lagging: TrainStep(replace(stages, lagging=lagging), from_another_mesh=True) for lagging in (False, True)
         }
         self._send: Send | None = None
         self._rollouts, self._training = ProgramTimer(), ProgramTimer()

@@ -14,6 +14,7 @@ from specjax.rollout.send import Send
 from specjax.train.asynchronous import AsynchronousStep, MixedVersions, Sent
 from specjax.train.config import TrainConfig
 from specjax.train.overlap import ProgramTimer
+from specjax.train.selection import SelectionConfig
 from specjax.train.stages import Stages
 from specjax.train.train_step import TrainStep
 from specjax.train.updates import UpdateConfig
@@ -50,8 +51,8 @@ class Both:
         state, tokens = state_on(self.stages.mesh, self.stages.config), []
         copies = [host_copy(state.params)] * (lag + 1)
         for prompts in batches(steps):
-            behind = jax.device_put(copies[-1 - lag], jax.tree.map(lambda x: x.sharding, state.params))
-            rollout = self.step.generate(replace(state, params=behind), prompts)
+            earlier = jax.device_put(copies[-1 - lag], jax.tree.map(lambda x: x.sharding, state.params))
+            rollout = self.step.generate(replace(state, params=earlier), prompts)
             tokens.append(np.asarray(rollout.tokens))
             state, _, _ = self.step.update(state, prompts, rollout, self.stages.reward(rollout, prompts))
             copies.append(host_copy(state.params))
@@ -97,7 +98,11 @@ def test_networks_move_between_meshes_of_other_shapes(rollout_shape: tuple[int, 
 
 LONG = {
     "update": replace(COUPLED, updates=UpdateConfig(epochs=40, recompute_old=True)),
-    "rollout": replace(COUPLED, rollout=replace(COUPLED.rollout, max_new_tokens=400, stop_tokens=(), draft_length=1)),
+    "rollout": replace(
+        COUPLED,
+        rollout=replace(COUPLED.rollout, max_new_tokens=200, stop_tokens=(), draft_length=1),
+        selection=SelectionConfig(groups=1),
+    ),
 }
 
 
