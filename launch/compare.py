@@ -58,8 +58,8 @@ def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -
         check_training(each)
     config, costs = experiment.config, round_costs(experiment, unfinished)
     params = trained_networks(experiment, args.checkpoint, args.checkpoint_step, console, unfinished)
-    results: dict[str, object] = provenance("launch.compare") | {"recipe": config.name, "checkpoint": args.checkpoint}
-    results |= {"checkpoint_step": args.checkpoint_step, "verifier": config.rollout.verifier}
+    results: dict[str, object] = {**provenance("launch.compare"), "recipe": config.name}
+    results |= {name: getattr(args, name) for name in ("checkpoint", "checkpoint_step")}
     console.print(format_provenance("launch.compare"))
     with make_pool(config.reward) or nullcontext() as pool:
         reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer, unfinished)
@@ -68,7 +68,7 @@ def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -
         print_stage_times(reports, console)
         console.print(f"automatic:\n{explain_choice(experiment.phases, args.lengths, drafting)}")
         print_first_differences(reports, console)
-        results["arms"] = {name: asdict(report) for name, report in reports.items()}
+        results |= {"verifier": config.rollout.verifier, "arms": {name: asdict(x) for name, x in reports.items()}}
         results |= compare_overlap(asynchronous, variants, reports, console, unfinished)
         if args.train_steps:
             training = compare_training(experiment, variants, args.train_steps, args.plots, console, unfinished)
