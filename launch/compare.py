@@ -59,7 +59,7 @@ def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -
     config, costs = experiment.config, round_costs(experiment, unfinished)
     params = trained_networks(experiment, args.checkpoint, args.checkpoint_step, console, unfinished)
     results: dict[str, object] = {**provenance("launch.compare"), "recipe": config.name}
-    results |= {name: getattr(args, name) for name in ("checkpoint", "checkpoint_step")}
+    results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}
     console.print(format_provenance("launch.compare"))
     with make_pool(config.reward) or nullcontext() as pool:
         reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer, unfinished)
