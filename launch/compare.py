@@ -1,12 +1,11 @@
 """Time steps with and without speculation, by stage: `python -m launch.compare CONFIG [--draft-lengths 0,3,5,7]`.
 
-Prints the table of arXiv 2604.26779 for your own run. Each variant takes the same steps, from the same state. With
---asynchronous.lag, a second table has steps whose rollouts run ahead, on devices of their own.
+Prints the table of arXiv 2604.26779 for your own run. Each variant takes the same steps from the same state, on the
+same prompts with the same seeds. With --asynchronous.lag, a second table has steps whose rollouts run ahead.
 """
 
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from typing import Any
 
 from rich.console import Console
 
@@ -52,27 +51,28 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -> dict[str, Any]:
+def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -> dict[str, object]:
     """Time the variants and train two of them if asked, print both, and return the results for the JSON file."""
-    check_training(experiment)
     asynchronous, experiment = experiment, replace(experiment, rollout_mesh=experiment.mesh)
+    for each in (asynchronous, experiment):
+        check_training(each)
     config, costs = experiment.config, round_costs(experiment, unfinished)
     params = trained_networks(experiment, args.checkpoint, args.checkpoint_step, console, unfinished)
-    results = provenance("launch.compare") | {"recipe": config.name, "verifier": config.rollout.verifier}
+    results: dict[str, object] = {**provenance("launch.compare"), "recipe": config.name}
     results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}
+    console.print(format_provenance("launch.compare"))
     with make_pool(config.reward) or nullcontext() as pool:
-        console.print(format_provenance("launch.compare"))
         reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer, unfinished)
         variants, drafting = make_variants(experiment, reward_fn, params, costs(params), unfinished)
         reports = time_variants(variants, args.lengths, config.steps, config.draft_training.max_every, unfinished)
         print_stage_times(reports, console)
         console.print(f"automatic:\n{explain_choice(experiment.phases, args.lengths, drafting)}")
         print_first_differences(reports, console)
-        results |= {"arms": {name: asdict(report) for name, report in reports.items()}}
+        results |= {"verifier": config.rollout.verifier, "arms": {name: asdict(x) for name, x in reports.items()}}
         results |= compare_overlap(asynchronous, variants, reports, console, unfinished)
         if args.train_steps:
             training = compare_training(experiment, variants, args.train_steps, args.plots, console, unfinished)
-            results |= {"training": training}
+            results["training"] = training
     return results
 
 

@@ -18,3 +18,8 @@ class AsynchronousConfig(Options):
 
     lag: NonNegative | None = None
     rollout_mesh: MeshConfig = field(default_factory=MeshConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lag is None and self.rollout_mesh != MeshConfig():
+            raise ValueError(f"rollout_mesh = {self.rollout_mesh.shape}: must be left out without asynchronous.lag")

@@ -27,7 +27,7 @@ class RunConfig(TrainConfig):
         steps:        Total number of RL steps.
         out:          Run directory. None, in launch.train: runs/NAME, or runs/NAME-2, -3, .. if taken.
         resume:       Continue the run in `out`, or else the newest of this recipe, from its last checkpoint.
-        probe_every:  Time the stages of every n-th step (a probe); 0: never.
+        probe_every:  Time the stages of every n-th step (a probe); 0: never. Asynchronous runs have none.
         print_every:  Print averages over every n steps. metrics.jsonl has each step.
         profile_step: Step to trace with the profiler, into profile/; 0: none.
         max_skipped:  Stop after so many consecutive updates skipped for a loss or gradient that is not finite; 0:
@@ -67,6 +67,9 @@ class RunConfig(TrainConfig):
         super().__post_init__()
         if self.profile_step > self.steps:
             raise ValueError(f"profile_step = {self.profile_step}: must be at most steps = {self.steps}")
+        lag = self.asynchronous.lag
+        if lag and lag >= self.steps:
+            raise ValueError(f"asynchronous.lag = {lag}: must be less than steps = {self.steps}")
         self._check_correction()
         if self.rollout.verifier not in VERIFIERS:
             raise ValueError(f"rollout.verifier: must be one of {', '.join(VERIFIERS)} in a recipe, to be written down")

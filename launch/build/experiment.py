@@ -106,20 +106,22 @@ class Experiment:
         shapes = (count, self.config.data.max_prompt_tokens), (count,), (count,)
         return Prompts(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes))  # pyright: ignore[reportArgumentType]
 
-    def trace_rollout(self, config: RolloutConfig, prompts: int) -> Rollout:
+    def trace_rollout(self, config: RolloutConfig, prompts: int, mesh: Mesh) -> Rollout:
         """Return the shapes and dtypes of a rollout of `prompts` prompts. Traces it, compiles and runs nothing.
+
+        mesh: devices that generate it: those of training steps are `rollout_mesh`, all others `mesh`.
 
         Raises ConfigError if the rollout function raises, or if its tokens or lengths have wrong shapes.
         """
         width, networks = self.config.data.max_prompt_tokens, self.networks
         policy, drafter, params = networks.policy, networks.drafter, networks.params
         rows = prompts * config.group_size
-        phases = len(lay_out(config, rows // batch_shards(self.rollout_mesh), width))
+        phases = len(lay_out(config, rows // batch_shards(mesh), width))
         step = jax.ShapeDtypeStruct((), jnp.int32)
         draft_length_indices = jax.ShapeDtypeStruct((phases,), jnp.int32) if config.draft_lengths else None
-        generate = per_shard(self.rollout_fn, policy, drafter, config, self.rollout_mesh)
+        generate = per_shard(self.rollout_fn, policy, drafter, config, mesh)
         try:
-            with jax.set_mesh(self.rollout_mesh):
+            with jax.set_mesh(mesh):
                 rollout = jax.eval_shape(
                     lambda params, *others: generate(prepare(policy, drafter, params), *others),
                     *(replace(params, memory=()), self.abstract_prompts(prompts), (step, step), draft_length_indices),
@@ -148,11 +150,11 @@ def build_experiment(
     functions = _load_functions(config)
     if not asynchronous:
         config = replace(config, asynchronous=AsynchronousConfig())
-    separate = None if config.asynchronous.lag is None else config.asynchronous.rollout_mesh
+    lag, separate = config.asynchronous.lag, config.asynchronous.rollout_mesh
     request_cpu_devices(config)
     try:
         mesh = make_mesh(config.mesh)
-        rollout_mesh = mesh if separate is None else _rollout_mesh(separate, mesh)
+        rollout_mesh = mesh if lag is None else _rollout_mesh(lag, separate, mesh)
         # Raises if SPECJAX_KERNELS is invalid.
         kernels.compiler_options(jnp.dtype(config.model.dtype))
     except ValueError as error:
@@ -207,14 +209,15 @@ def _load_functions(config: RunConfig) -> tuple[RolloutFn, LossFn]:
     )
 
 
-def _rollout_mesh(config: MeshConfig, mesh: Mesh) -> Mesh:
+def _rollout_mesh(lag: int, config: MeshConfig, mesh: Mesh) -> Mesh:
     """Return the rollout mesh of an asynchronous run. Raises ValueError if it cannot stand beside `mesh`."""
     size = math.prod(config.shape)
     if processes.count() > 1:
-        raise ValueError("asynchronous.lag: must be None with several processes")
+        raise ValueError(f"asynchronous.lag = {lag}: must be None with several processes")
     if mesh.size % size:
         raise ValueError(
-            f"asynchronous.rollout_mesh = {config.shape}: its {size} devices must divide mesh's {mesh.size}"
+            f"asynchronous.rollout_mesh = {config.shape}: has {size} devices; their number must divide {mesh.size}, "
+            f"that of mesh = {tuple(mesh.devices.shape)}"
         )
     return disjoint_mesh(config, mesh)
 

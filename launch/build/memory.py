@@ -38,7 +38,7 @@ def check_training(experiment: Experiment) -> None:
     mesh, rollout_mesh = experiment.mesh, experiment.rollout_mesh
     rollout = _rollout(experiment, config.rollout, config.data.prompts, rows, rollout_mesh)
     with refusing():
-        check_memory([*(state if rollout_mesh is mesh else [_copy(experiment)]), *rollout], rollout_mesh)
+        check_memory([*(state if rollout_mesh is mesh else _ahead(experiment, rows)), *rollout], rollout_mesh)
         check_memory([*state, *_update(experiment, rows)], mesh)
 
 
@@ -46,12 +46,27 @@ def _parameters(experiment: Experiment) -> Part:
     return _sharded("parameters", bytes_per_device(experiment.networks.params), experiment.mesh)
 
 
-def _copy(experiment: Experiment) -> Part:
-    """Return the copy of the networks on the rollout mesh of an asynchronous run."""
-    networks, mesh = experiment.networks, experiment.rollout_mesh
-    size = bytes_per_device(copy_on(mesh, networks.policy, networks.drafter, networks.params))
-    option = "asynchronous.rollout_mesh.tensor"
-    return Part("parameters", size, option, mesh.shape["tensor"], "must be more, or the networks smaller")
+def _ahead(experiment: Experiment, rows: Mapping[str, int]) -> list[Part]:
+    """Return what the rollout mesh of an asynchronous run holds while the first of the rollouts under way is generated.
+
+    The copies of the networks by which all of them are generated, the parts in which the newest copy arrives, which
+    are joined after that rollout, and the rollouts that wait.
+    """
+    networks, mesh, lag = experiment.networks, experiment.rollout_mesh, experiment.config.asynchronous.lag or 0
+    copy = bytes_per_device(copy_on(mesh, networks.policy, networks.drafter, networks.params))
+    waiting = bytes_per_device([(each.prompts, each.rollout) for each in abstract_state(experiment).ahead])
+    name, size, option = "parameters", copy, "asynchronous.rollout_mesh.tensor"
+    remedy = "must be more, or the networks smaller"
+    if lag:
+        name, size = (
+            f"{lag + 1} copies of the parameters, and parts of one",
+            (lag + 1) * copy + copy // batch_shards(mesh),
+        )
+        remedy += f", or asynchronous.lag = {lag} less"
+    return [
+        Part(name, size, option, mesh.shape["tensor"], remedy),
+        growing("rollouts that wait", waiting, {**rows, **_widths(experiment)}, "asynchronous.lag less"),
+    ]
 
 
 def _sharded(name: str, size: int, mesh: Mesh) -> Part:

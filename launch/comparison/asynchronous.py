@@ -17,6 +17,13 @@ from launch.comparison.stage_times import VariantReport
 from launch.comparison.variants import AUTOMATIC, PLAIN, Variant
 from specjax.train.asynchronous import AsynchronousStep
 
+# The rows of the two kinds are measured in different ways.
+NOTE = (
+    "synchronous: medians of stages that the host waits for one by one, variants in turns; train: scoring, log-probs "
+    "and updates\n"
+    "lag: means over steps that overlap, one variant after the other; exposed generation: how long the training mesh "
+    "was idle, so with scoring on the host; train: the rest of the step"
+)
 # Steps before the timed ones, beside as many as the lag: they compile, and train the draft once.
 WARM_STEPS = 3
 
@@ -28,9 +35,10 @@ class OverlapReport:
     Attributes:
         devices:      Devices that it uses.
         step_s:       A whole step. Asynchronous: mean over the timed steps, whose times overlap.
-        exposed_s:    Generation that training waits for. Asynchronous: for how long the training mesh is idle.
+        exposed_s:    Generation that training waits for. Asynchronous: for how long the training mesh is idle, so with
+                      scoring on the host.
         generation_s: A rollout.
-        train_s:      Scoring, log-probs and updates. Asynchronous: for how long the training mesh is busy.
+        train_s:      Scoring, log-probs and updates. Asynchronous: the rest of the step.
     """
 
     devices: int
@@ -64,6 +72,7 @@ def compare_overlap(
         },
     }
     print_overlap(found, console)
+    console.print(NOTE)
     if experiment.mesh.devices.flat[0].platform == "cpu":
         console.print("these are CPU devices, which share cores and memory: their absolute figures mean little")
     reports_json = {kind: {name: asdict(each) for name, each in reports.items()} for kind, reports in found.items()}

@@ -120,7 +120,8 @@ def check_plans(experiment: Experiment) -> None:
         plans = [(options.prompts, group_size, slots) for slots in options.slots]
         try:
             for prompts, samples, slots in [*plans, (tail_prompts, tail_samples, shard_prompts * tail_samples)]:
-                experiment.trace_rollout(replace(_plan_config(experiment, slots), group_size=samples), prompts)
+                plan = replace(_plan_config(experiment, slots), group_size=samples)
+                experiment.trace_rollout(plan, prompts, experiment.mesh)
         except ConfigError as error:
             raise ConfigError(f"speedup.slots = {options.slots}: {error}") from error
 

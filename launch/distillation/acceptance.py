@@ -109,7 +109,7 @@ def check_counts(experiment: Experiment) -> None:
         return
     rollout = experiment.config.rollout
     options = replace(rollout, draft_length=max(rollout.lengths), draft_lengths=())
-    traced = experiment.trace_rollout(options, experiment.config.data.prompts)
+    traced = experiment.trace_rollout(options, experiment.config.data.prompts, experiment.mesh)
     if traced.row_rounds is None or traced.drafted is None or traced.accepted is None:
         raise ConfigError(
             f"rollout.function = {name}: must return row_rounds, drafted and accepted, to measure acceptance"

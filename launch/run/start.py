@@ -60,7 +60,7 @@ def check_run(experiment: Experiment, continuing: bool) -> list[Cell]:
         check_distillation(experiment)
     _check_best(config)
     if config.rollout.function is not None or config.asynchronous.lag is not None:
-        rollout = experiment.trace_rollout(experiment.config.rollout, config.data.prompts)
+        rollout = experiment.trace_rollout(config.rollout, config.data.prompts, experiment.rollout_mesh)
         given = {"model.rollout_dtype": config.model.rollout_dtype, "asynchronous.lag": config.asynchronous.lag}
         for name, value in given.items():
             if value and rollout.full is None:
@@ -162,10 +162,6 @@ def warn_of_start(experiment: Experiment, events: EventLog, continuing: bool, fo
         return
     if experiment.config.resume and not found:
         events.warn(0, "No checkpoint found; starting from scratch")
-    if experiment.config.asynchronous.lag is not None and experiment.config.probe_every:
-        events.warn(
-            0, "probe_every is ignored: an asynchronous run has no probes, and measures costs once, at its start"
-        )
     for which, table in (("training", experiment.train_prompts), ("held-out", experiment.held_out_prompts)):
         if table.dropped:
             events.warn(0, f"{table.dropped} {which} prompts are empty or over {table.max_length} tokens: dropped")

@@ -1,4 +1,6 @@
-"""The processes of a job: the one module through which values pass between them, and between host and devices.
+"""The processes of a job: values that pass between them through the host, and between host and devices.
+
+Arrays pass from the devices of one mesh to those of another by `specjax.parallel.move`.
 
 JAX runs one program in every process (multi-controller). Every process calls the functions below in the same order
 with the same arguments, unless their docstring says otherwise. With one process they cost no more than jax's own.
@@ -6,6 +8,7 @@ with the same arguments, unless their docstring says otherwise. With one process
 
 import pickle
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeVar, cast
 
 import jax
@@ -61,7 +64,7 @@ def fetch_from(mesh: Mesh, tree: PyTree) -> PyTree:
         return fetch(tree)
     if len(owners) > 1:
         # Every process calls it; those without a device do nothing.
-        tree = jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, P()))(tree)
+        tree = _whole_on(mesh)(tree)
     return _pass(min(owners), jax.device_get(tree) if index() == min(owners) else None)
 
 
@@ -118,8 +121,6 @@ def agree(value: T) -> T:
     if not primary():
         return pickle.loads(_store().blocking_key_value_get_bytes(key, _DAY_MS))
     _store().key_value_set_bytes(key, pickle.dumps(value))
-    if _agreements > _KEPT_AGREEMENTS:
-        _store().key_value_delete(f"specjax/{_agreements - _KEPT_AGREEMENTS}")
     return value
 
 
@@ -159,6 +160,11 @@ def tell_primary(topic: str, value: str) -> None:
 def told(topic: str) -> list[str]:
     """Return the values that processes have left on a topic. For the primary alone."""
     return [value for _, value in _store().key_value_dir_get(f"specjax/{topic}")]
+
+
+@cache
+def _whole_on(mesh: Mesh) -> Callable[[PyTree], PyTree]:
+    return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, P()))
 
 
 def _spans_processes(x: Any) -> bool:
@@ -201,4 +207,7 @@ def _store() -> Any:
 def _next_key() -> str:
     global _agreements
     _agreements += 1
+    if primary() and _agreements > _KEPT_AGREEMENTS:
+        # With all keys below it.
+        _store().key_value_delete(f"specjax/{_agreements - _KEPT_AGREEMENTS}")
     return f"specjax/{_agreements}"

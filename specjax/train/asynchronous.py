@@ -24,13 +24,10 @@ from specjax.parallel.mesh import BATCH_AXES
 from specjax.rewards import HostReward
 from specjax.rollout.generate import Choice, place
 from specjax.rollout.send import Send, copy_on
-from specjax.train.overlap import Span, Watch
+from specjax.train.overlap import ProgramTimer, Span
 from specjax.train.stages import Stages
 from specjax.train.train_step import StepResult, TrainStep
 from specjax.types import Ahead, Params, Prompts, Reward, Rollout, TrainState
-
-# The largest that `gap_alarm` may be.
-NO_ALARM = 1e6
 
 
 class MixedVersions(RuntimeError):
@@ -59,14 +56,14 @@ class AsynchronousStep:
     def __init__(self, stages: Stages, rollout_mesh: Mesh) -> None:
         if set(rollout_mesh.devices.flat) & set(stages.mesh.devices.flat):
             raise ValueError(f"rollout_mesh = {rollout_mesh.devices.shape}: shares devices with the training mesh")
-        # Log-probs of rollout and training differ because the policies do.
-        stages = replace(stages, config=replace(stages.config, gap_alarm=NO_ALARM))
         self._stages, self._mesh = stages, rollout_mesh
-        # Where one of them has several CPU devices, nothing may run beside its collectives.
-        self._larger = max(stages.mesh, rollout_mesh, key=lambda mesh: mesh.size)
-        self._train, self._reward = TrainStep(stages, from_another_mesh=True), jax.jit(stages.reward)
+        self._reward = jax.jit(stages.reward)
+        # By whether rollouts wait, that is, whether there is a lag.
+        self._train = {
+            lagging: TrainStep(replace(stages, lagging=lagging), from_another_mesh=True) for lagging in (False, True)
+        }
         self._send: Send | None = None
-        self._rollouts, self._training = Watch(), Watch()
+        self._rollouts, self._training = ProgramTimer(), ProgramTimer()
         self._spans = deque[Future[Span]]()
         with jax.set_mesh(rollout_mesh):
             self._generate = jax.jit(
@@ -85,7 +82,7 @@ class AsynchronousStep:
         oldest, *waiting = state.ahead
         # The only wait. The rollout after this one is under way.
         start = time.perf_counter()
-        rollout, prompts, versions = processes.fetch_from(self._mesh, (oldest.rollout, oldest.prompts, oldest.versions))
+        rollout, prompts, versions = self._finished(oldest)
         waited_s = time.perf_counter() - start
         _check(versions)
         placed = self._place(rollout)
@@ -95,8 +92,9 @@ class AsynchronousStep:
             scores = self._reward_of(placed, prompts)
         more = self._metrics(state.step - versions.policy, len(waiting), waited_s)
         start = time.perf_counter()
-        state, rollout, metrics = self._train.update(replace(state, ahead=()), prompts, placed, scores)
-        self._training.watch(start, None, metrics["loss/policy"])
+        train = self._train[bool(waiting)]
+        state, rollout, metrics = train.update(replace(state, ahead=()), prompts, placed, scores)
+        self._training.time(start, None, metrics["loss/policy"])
         return replace(state, ahead=tuple(waiting)), rollout, metrics | more
 
     def begin(self, state: TrainState, prompts: Prompts) -> TrainState:
@@ -105,11 +103,18 @@ class AsynchronousStep:
         sent = self._sent(replace(state, ahead=()))
         with jax.set_mesh(self._mesh):
             prompts = place(prompts, self._mesh)
-            rollout = kernels.finished(self._generate(sent, prompts, np.int32(len(state.ahead))), self._larger)
-        self._spans.append(self._rollouts.watch(start, sent.versions.policy, rollout.lengths))
+            # By the training mesh, which is no smaller: nothing may run beside the collectives of several CPU devices.
+            rollout = kernels.finished(self._generate(sent, prompts, np.int32(len(state.ahead))), self._stages.mesh)
+        self._spans.append(self._rollouts.time(start, sent.versions.policy, rollout.lengths))
         # Copied because the state is donated to the step.
         drafting = None if state.drafting is None else jax.tree.map(jnp.copy, state.drafting)
         return replace(state, ahead=(*state.ahead, Ahead(prompts, rollout, sent.versions, drafting)))
+
+    def _finished(self, oldest: Ahead) -> tuple[Rollout, Prompts, Params]:
+        """Return a rollout that has ended, its prompts and versions: within a process, only versions on the host."""
+        if processes.count() == 1:
+            return *jax.block_until_ready((oldest.rollout, oldest.prompts)), processes.fetch(oldest.versions)
+        return processes.fetch_from(self._mesh, (oldest.rollout, oldest.prompts, oldest.versions))
 
     def _metrics(self, lag: Int[Array, ""], waiting: int, waited_s: float) -> dict[str, Any]:
         # A resumed run has rollouts that it did not see begin.
@@ -143,7 +148,7 @@ class AsynchronousStep:
 
     def _reward_of(self, rollout: Rollout, prompts: Prompts) -> Reward:
         with jax.set_mesh(self._stages.mesh):
-            return kernels.finished(self._reward(rollout, place(prompts, self._stages.mesh)), self._larger)
+            return kernels.finished(self._reward(rollout, place(prompts, self._stages.mesh)), self._stages.mesh)
 
 
 def _generate(stages: Stages, sent: Sent, prompts: Prompts, waiting: Int[Array, ""]) -> Rollout:

@@ -16,19 +16,19 @@ class Span(NamedTuple):
     end: float
 
 
-class Watch:
+class ProgramTimer:
     """Times the programs of one mesh, which run one after another. Delays none of them."""
 
     def __init__(self) -> None:
         self._thread, self._last = ThreadPoolExecutor(1), Future[Span]()
         self._last.set_result(Span(math.nan, math.nan, math.nan))
 
-    def watch(self, since: float, needed: Any, made: Any) -> "Future[Span]":
+    def time(self, since: float, needed: Any, made: Any) -> "Future[Span]":
         """Time a program that was dispatched after `since`, which is a time.perf_counter().
 
         needed: array that it waits for; None if all are there. made: one of its results. Neither may be donated.
         """
-        self._last = self._thread.submit(self._time, self._last, since, needed, made)
+        self._last = self._thread.submit(self._span, self._last, since, needed, made)
         return self._last
 
     def idle_s(self) -> float:
@@ -36,7 +36,7 @@ class Watch:
         return max(time.perf_counter() - self._last.result().end, 0.0) if self._last.done() else 0.0
 
     @staticmethod
-    def _time(previous: "Future[Span]", since: float, needed: Any, made: Any) -> Span:
+    def _span(previous: "Future[Span]", since: float, needed: Any, made: Any) -> Span:
         before = previous.result().end
         begin = max(since, before) if before == before else since
         if not made.is_ready():

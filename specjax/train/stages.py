@@ -1,5 +1,6 @@
 """Stages of a training step, from prompts to updates. None of them is jitted by itself."""
 
+import math
 from dataclasses import dataclass, replace
 
 import jax
@@ -48,6 +49,8 @@ class Stages:
     mesh: Mesh
     rollout_fn: RolloutFn = speculative_rollout
     loss_fn: LossFn = policy_loss
+    # Rollouts are those of earlier networks, so that they differ from training for no fault.
+    lagging: bool = False
 
     @property
     def loss_context(self) -> LossContext:
@@ -168,10 +171,10 @@ class Stages:
             gradients, optimizers, state.params, state.optimizer, rows, kept, train_draft, updates
         )
         with_draft = bool(jax.tree.leaves(state.params.draft))
-        alarm = config.gap_alarm, config.loss.by_sequence
+        alarm = math.inf if self.lagging else config.gap_alarm, config.loss.by_sequence
         metrics = update_metrics(report, batch, *alarm, with_draft=with_draft, train_draft=train_draft)
-        # Acceptance is predicted under the whole law.
-        draft, comparable = report.first_update.draft, not config.rollout.law.truncates
+        # Acceptance is predicted under the whole law, and for the networks of this step.
+        draft, comparable = report.first_update.draft, not (config.rollout.law.truncates or self.lagging)
         state, acceptance = adapt(config.draft_training, state, rows, draft, due, comparable=comparable)
         step, reference = state.step + 1, state.reference
         if reference is not None and config.reference_every:

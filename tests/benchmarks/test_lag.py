@@ -32,8 +32,9 @@ def test_every_lag_is_run_and_not_run_again(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(lag, "recipes", small)
     options = ["--steps", "2", "--seeds", "1", "--json", str(tmp_path / "runs.json")]
-    assert lag.main(options) == 0
+    # Its status depends on what two steps have learnt.
+    assert lag.main(options) in (0, 1)
     runs = json.loads((tmp_path / "runs.json").read_text())
     assert [(each["lag"], each["seed"], len(each["accuracy"])) for each in runs] == [(0, 0, 2), (1, 0, 2), (2, 0, 2)]
     monkeypatch.setattr(lag, "learn", None)
-    assert lag.main(options) == 0
+    assert lag.main(options) in (0, 1)

@@ -4,12 +4,14 @@ import importlib.util
 import io
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 from rich.console import Console
 
 import launch.compare
@@ -17,7 +19,9 @@ from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.cli.unfinished import Unfinished
+from launch.comparison.asynchronous import NOTE
 from launch.comparison.first_difference import FirstDifference, first_difference
+from launch.comparison.options import CompareArgs
 from launch.comparison.reward_curves import (
     WIDTH,
     RewardCurve,
@@ -28,6 +32,7 @@ from launch.comparison.reward_curves import (
 )
 from launch.comparison.stage_times import STAGES, steady_speedup, step_speedup
 from launch.comparison.variants import StepTime
+from specjax.parallel.memory import Part
 from specjax.types import Rollout
 from tests.launch.programs import FEW, Options, Refusal, argv, flags, leave_run
 from tests.refusals import assert_refused, refuses
@@ -130,7 +135,7 @@ def test_it_starts_from_a_distilled_draft_or_from_that_of_a_run(tmp_path: Path):
     options = {"--checkpoint": str(tmp_path / "run"), "--draft-lengths": "1", "--asynchronous.lag": "1"}
     found, said = run_program(tmp_path / "found.json", options)
     assert "warm-up: " not in said and "random weights" not in said
-    assert "exposed generation" in said and "absolute figures mean little" in said
+    assert "exposed generation" in said and NOTE in said and "absolute figures mean little" in said
     assert list(found["asynchronous"]) == ["synchronous", "lag 1"]
     for kind, devices in zip(found["asynchronous"].values(), (1, 2), strict=True):
         assert list(kind) == ["autoregressive", "1"] and all(x["devices"] == devices for x in kind.values())
@@ -140,6 +145,27 @@ def test_it_starts_from_a_distilled_draft_or_from_that_of_a_run(tmp_path: Path):
     assert (found["checkpoint"], found["checkpoint_step"]) == (str(tmp_path / "run"), 1)
     with refuses("checkpoint_step = 7:...1", ConfigError):
         launch.compare.main(argv("tiny", SMALL | {"--checkpoint": str(tmp_path / "run"), "--checkpoint-step": "7"}))
+
+
+def test_the_memory_of_both_kinds_of_step_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = list[tuple[list[int], Mesh]]()
+
+    def check(parts: Sequence[Part], mesh: Mesh) -> None:
+        checked.append(([part.size for part in parts], mesh))
+        if len(checked) % 4 == 0:
+            raise ValueError("enough = 4: checked")
+
+    monkeypatch.setattr("launch.build.memory.check_memory", check)
+    for lag in (0, 2):
+        config = parse_run(argv("tiny", SMALL | {"--asynchronous.lag": str(lag)}), "", "")
+        experiment = build_experiment(config, asynchronous=True)
+        with refuses("enough = 4", ConfigError):
+            launch.compare.compare(experiment, CompareArgs(), Unfinished())
+    for meshes in ([mesh for _, mesh in checked[:4]], [mesh for _, mesh in checked[4:]]):
+        assert meshes == [experiment.rollout_mesh, *[experiment.mesh] * 3]
+    (copies, waiting, *_), (more_copies, more_waiting, *_) = checked[0][0], checked[4][0]
+    # The parts of a copy on one device are as large as itself.
+    assert more_copies == 4 * copies and waiting == 0 < more_waiting
 
 
 def test_the_law_of_amdahl():

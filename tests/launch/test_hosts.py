@@ -52,7 +52,7 @@ def test_devices_are_requested_for_both_meshes_before_a_checkpoint_is_opened(mon
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     monkeypatch.setattr(jax.config, "update", requested.__setitem__)
     for lag, count in ((None, 2), (1, 5)):
-        ahead = AsynchronousConfig(lag=lag, rollout_mesh=MeshConfig(data=3))
+        ahead = AsynchronousConfig(lag, MeshConfig(data=3) if lag else MeshConfig())
         join_hosts(replace(config, mesh=MeshConfig(data=2), asynchronous=ahead))
         assert requested["jax_num_cpu_devices"] == count
 

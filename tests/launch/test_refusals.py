@@ -55,8 +55,10 @@ BYTES = {"--data.tokenizer": "bytes", "--data.chat-template-kwargs": "{}"}
         ({"--asynchronous.lag": "1", "--updates.epochs": "2"}, "asynchronous.lag = 1:...0...recompute_old"),
         (
             {"--asynchronous.lag": "1", "--asynchronous.rollout-mesh.data": "2"},
-            "asynchronous.rollout_mesh = (2, 1, 1, 1):",
+            "asynchronous.rollout_mesh = (2, 1, 1, 1):...2...1...mesh = (1, 1, 1, 1)",
         ),
+        ({"--asynchronous.rollout-mesh.data": "2"}, "asynchronous.rollout_mesh = (2, 1, 1, 1):...asynchronous.lag"),
+        ({"--asynchronous.lag": "8", "--steps": "8"}, "asynchronous.lag = 8:...steps = 8"),
         (PLAIN | {"--draft.rollout-dtype": "int8"}, "draft.rollout_dtype = int8:...None...none"),
         ({"--draft.vocab-size": "100"}, "draft_vocab_size = 100:...9"),
         ({"--draft.kind": "none"}, "rollout.draft_length = 2:...0...draft.kind"),

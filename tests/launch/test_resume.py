@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,12 +86,16 @@ def run(config: RunConfig) -> int:
         return train(build_experiment(config, asynchronous=True), directory, StopSignals(print), Unfinished(), odd, odd)
 
 
+def write_cells(directory: Path, cells: Sequence[Cell]) -> str:
+    table = directory / "table.json"
+    table.write_text(json.dumps({"cells": [cell._asdict() for cell in cells]}))
+    return str(table)
+
+
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("whole")
-    table = directory / "table.json"
-    table.write_text(json.dumps({"cells": [cell._asdict() for cell in CELLS]}))
-    assert run(replace(CONFIG, out=str(directory / "run"), cost_table=str(table))) == 0
+    assert run(replace(CONFIG, out=str(directory / "run"), cost_table=write_cells(directory, CELLS))) == 0
     return directory / "run"
 
 
@@ -154,8 +159,10 @@ def test_a_run_continues_exactly_from_the_save_before_a_damaged_one(
 
 @pytest.mark.slow
 def test_an_asynchronous_run_goes_on_exactly_with_what_was_in_flight(tmp_path: Path):
-    ahead, fixed = AsynchronousConfig(lag=2), replace(CONFIG.rollout, draft_length=2, draft_lengths=())
-    config = replace(CONFIG, mesh=MeshConfig(), asynchronous=ahead, rollout=fixed, out=str(tmp_path / "whole"))
+    # One data shard has all sequences.
+    table = write_cells(tmp_path, [cell._replace(slots=4) for cell in CELLS])
+    config = replace(CONFIG, mesh=MeshConfig(), asynchronous=AsynchronousConfig(lag=2), cost_table=table)
+    config = replace(config, out=str(tmp_path / "whole"))
     assert run(config) == 0
     shutil.copytree(tmp_path / "whole", tmp_path / "parts")
     shutil.rmtree(tmp_path / "parts" / "checkpoints" / "6")

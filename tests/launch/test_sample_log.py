@@ -55,6 +55,19 @@ def test_completions_of_different_prompts_with_who_wrote_them(tmp_path: Path):
     assert completion["stopped"] is completion["reward"] is None and completion["pieces"][0] == ["a", None]
 
 
+def test_the_prompts_are_read_on_the_host(tmp_path: Path):
+    """Those of an asynchronous step are on devices where the next rollout is under way."""
+
+    class Elsewhere:
+        def __array__(self, *_: Any) -> np.ndarray:
+            return np.array([1, 0])
+
+    prompts = replace(PROMPTS)
+    object.__setattr__(prompts, "id", Elsewhere())
+    log_in(tmp_path, 1).write(4, prompts, ROLLOUT)
+    assert lines(tmp_path)[0]["completions"][0]["prompt"] == "b+b="
+
+
 def test_the_first_step_evaluations_and_the_last_have_samples(tmp_path: Path):
     assert [step for step in range(1, 10) if log_in(tmp_path, 1).due(step)] == [1, 4, 8, 9]
     assert not any(log_in(tmp_path, 0).due(step) for step in range(1, 10))

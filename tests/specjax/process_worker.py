@@ -25,7 +25,7 @@ from specjax.rewards import HostReward, host_reward
 from specjax.rollout.generate import place
 from specjax.rollout.send import Send
 from specjax.train.asynchronous import AsynchronousStep
-from specjax.train.overlap import Watch
+from specjax.train.overlap import ProgramTimer
 from specjax.train.stages import Stages
 from specjax.train.train_step import make_train_step
 from specjax.train.updates import UpdateConfig
@@ -72,10 +72,10 @@ def ahead() -> tuple[dict[str, Any], dict[str, list[float]]]:
     config = replace(CONFIG, updates=UpdateConfig(epochs=30, recompute_old=True))
     config = replace(config, rollout=replace(config.rollout, verifier="coupled"))
     step = AsynchronousStep(Stages(*networks(), HostReward(score), config, mesh), rollout_mesh)
-    watches, ends = {name: Watch() for name in ("rollouts", "updates")}, {"rollouts": list[Any](), "updates": []}
+    timers, ends = {name: ProgramTimer() for name in ("rollouts", "updates")}, {"rollouts": list[Any](), "updates": []}
 
     def note(name: str, made: jax.Array) -> None:
-        ends[name].append(watches[name].watch(time.perf_counter(), None, made))
+        ends[name].append(timers[name].time(time.perf_counter(), None, made))
 
     state, rollouts, batches = state_on(mesh, config), [], [make_prompts()] * (STEPS + 2)
     state = step.begin(state, batches[0])

@@ -13,7 +13,8 @@ from specjax.rewards import HostReward
 from specjax.rollout.send import Send
 from specjax.train.asynchronous import AsynchronousStep, MixedVersions, Sent
 from specjax.train.config import TrainConfig
-from specjax.train.overlap import Watch
+from specjax.train.overlap import ProgramTimer
+from specjax.train.selection import SelectionConfig
 from specjax.train.stages import Stages
 from specjax.train.train_step import TrainStep
 from specjax.train.updates import UpdateConfig
@@ -22,7 +23,8 @@ from tests.specjax.test_split_step import count_fives
 from tests.specjax.training import CONFIG, host_copy, make_prompts, mesh_of, networks, state_on
 
 POLICY, DRAFTER = networks()
-COUPLED = replace(CONFIG, rollout=replace(CONFIG.rollout, verifier="coupled"))
+# Any difference between rollout and training is above the threshold of the alarm.
+COUPLED = replace(CONFIG, rollout=replace(CONFIG.rollout, verifier="coupled"), gap_alarm=1e-12)
 
 
 def stages_on(*shape: int, config: TrainConfig = COUPLED) -> Stages:
@@ -49,8 +51,8 @@ class Both:
         state, tokens = state_on(self.stages.mesh, self.stages.config), []
         copies = [host_copy(state.params)] * (lag + 1)
         for prompts in batches(steps):
-            behind = jax.device_put(copies[-1 - lag], jax.tree.map(lambda x: x.sharding, state.params))
-            rollout = self.step.generate(replace(state, params=behind), prompts)
+            earlier = jax.device_put(copies[-1 - lag], jax.tree.map(lambda x: x.sharding, state.params))
+            rollout = self.step.generate(replace(state, params=earlier), prompts)
             tokens.append(np.asarray(rollout.tokens))
             state, _, _ = self.step.update(state, prompts, rollout, self.stages.reward(rollout, prompts))
             copies.append(host_copy(state.params))
@@ -65,6 +67,8 @@ class Both:
             tokens.append(np.asarray(rollout.tokens))
             assert int(metrics["asynchronous/lag"]) == min(lag, number) and metrics["asynchronous/waiting"] == lag
             assert metrics["time/rollout_mesh_busy"] > 0
+            # Networks of several updates are compared by neither alarm.
+            assert int(metrics["rollout/logprob_alarm"]) == (not lag) and ("draft/alarm" in metrics) == (not lag)
             idle = metrics["time/rollout_mesh_idle"], metrics["time/training_mesh_idle"]
             assert np.all(np.greater_equal(idle, 0)) or number == 0
         return host_copy(state.params), tokens
@@ -92,18 +96,34 @@ def test_networks_move_between_meshes_of_other_shapes(rollout_shape: tuple[int, 
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), found, wanted)
 
 
+LONG = {
+    "update": replace(COUPLED, updates=UpdateConfig(epochs=40, recompute_old=True)),
+    "rollout": replace(
+        COUPLED,
+        rollout=replace(COUPLED.rollout, max_new_tokens=200, stop_tokens=(), draft_length=1),
+        selection=SelectionConfig(groups=1),
+    ),
+}
+
+
 @pytest.mark.slow
-def test_a_rollout_ends_while_the_update_before_its_own_goes_on() -> None:
-    """An order of events, not of times: of the two that are under way, the short one is ready first."""
-    long = replace(COUPLED, updates=UpdateConfig(epochs=40, recompute_old=True))
+@pytest.mark.parametrize("name", LONG)
+def test_a_rollout_and_the_update_before_its_own_go_on_together(name: str) -> None:
+    """An order of events, not of times: of the two that are under way, the short one is ready first, whichever it is.
+
+    If one waited for the other, it could not be ready first in the arm in which it is the long one.
+    """
+    long = LONG[name]
     stages = stages_on(1, 1, 1, config=long)
     step = AsynchronousStep(stages, disjoint_mesh(MeshConfig(), stages.mesh))
     prompts = batches(4)
     state = step.begin(state_on(stages.mesh, long), prompts[0])
     for batch in prompts[1:]:
         state, _, metrics = step(state, batch)
-        jax.block_until_ready(state.ahead[0].rollout)
-        overlapped = not metrics["loss/policy"].is_ready()
+        rollout, update = state.ahead[0].rollout.lengths, metrics["loss/policy"]
+        short, longer = (rollout, update) if name == "update" else (update, rollout)
+        jax.block_until_ready(short)
+        overlapped = not longer.is_ready()
     # The steps before compiled.
     assert overlapped
 
@@ -122,6 +142,16 @@ def test_a_draft_that_was_sent_at_another_update_ends_the_run(single: Both, monk
     state, _, _ = single.asynchronous(state_on(single.stages.mesh, COUPLED), prompts[0])
     with pytest.raises(MixedVersions, match="policy after update 1 and the draft after update 0"):
         single.asynchronous(state, prompts[1])
+
+
+def test_within_a_process_the_host_gets_no_more_of_a_rollout_than_it_scores(
+    single: Both, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched, plain = list[object](), jax.device_get
+    monkeypatch.setattr(jax, "device_get", lambda tree: (fetched.extend(jax.tree.leaves(tree)), plain(tree))[1])
+    _, rollout, _ = single.asynchronous(state_on(single.stages.mesh, COUPLED), make_prompts())
+    # Tokens, their lengths, the prompts' ids, and two versions.
+    assert len([x for x in fetched if isinstance(x, jax.Array)]) == 5 < len(jax.tree.leaves(rollout))
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -148,12 +178,12 @@ class Pending:
 
 
 def test_a_mesh_is_idle_from_the_end_of_a_program_until_the_next_has_what_it_needs() -> None:
-    watch, first, needed, second = Watch(), Pending(), Pending(), Pending()
-    spans = [watch.watch(time.perf_counter(), None, first)]
-    assert watch.idle_s() == 0
+    timer, first, needed, second = ProgramTimer(), Pending(), Pending(), Pending()
+    spans = [timer.time(time.perf_counter(), None, first)]
+    assert timer.idle_s() == 0
     first.event.set()
     before = spans[0].result()
-    spans.append(watch.watch(before.end, needed, second))
+    spans.append(timer.time(before.end, needed, second))
     time.sleep(0.05)
     needed.event.set()
     time.sleep(0.02)
@@ -162,5 +192,5 @@ def test_a_mesh_is_idle_from_the_end_of_a_program_until_the_next_has_what_it_nee
     assert np.isnan(before.idle_s) and span.idle_s >= 0.05 and span.busy_s >= 0.01
     assert np.isclose(span.end, before.end + span.idle_s + span.busy_s)
     # Of a program that has ended already, as where the call waits for it, the dispatch is what is known.
-    late = watch.watch(span.end, None, second).result()
-    assert late.idle_s == 0 and watch.idle_s() > 0
+    late = timer.time(span.end, None, second).result()
+    assert late.idle_s == 0 and timer.idle_s() > 0
