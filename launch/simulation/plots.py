@@ -8,7 +8,7 @@ import numpy as np
 
 from launch.cli.pyplot import load_pyplot
 from launch.simulation.acceptance import acceptance_length, bisect
-from launch.simulation.answer import answer, both, run
+from launch.simulation.answer import both, run
 from launch.simulation.machine import Evidence, round_costs, sheet_model
 from launch.simulation.point import MEASURED, Point
 from launch.simulation.uncertainty import Interval, interval, sampled, unknown
@@ -72,8 +72,7 @@ def _by_gpus(axes: Any, point: Point, evidence: Evidence) -> None:
             except ValueError:  # it does not fit
                 continue
             drawn = sampled(pair, evidence, unknown(tried, evidence, {}), SAMPLES)
-            central = answer(pair, evidence).step_speedup
-            found.append((count, interval(central, [each.step_speedup for _, each in drawn])))
+            found.append((count, interval([each.step_speedup for _, each in drawn])))
         values = np.array([each for _, each in found]).reshape(-1, 3)
         (line,) = axes.plot([count for count, _ in found], values[:, 0], marker="o", label=f"lag {lag}")
         axes.fill_between([count for count, _ in found], values[:, 1], values[:, 2], alpha=0.15, color=line.get_color())

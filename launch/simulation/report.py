@@ -69,7 +69,10 @@ def lines_of_point(found: "Found", ranges: Mapping[str, Range], details: "Detail
         yield f"{title:24}" + "".join(f"{count:>30}" for count in counts)
     yield f"{'tokens a verification':24}{plain.acceptance_length:>30.2f}{drafted.acceptance_length:>30.2f}"
     yield ""
-    yield f"[low, high] hold {LEVEL:.0%} of samples of the inputs below; each is as likely anywhere in its range"
+    yield (
+        f"[low, high] hold {LEVEL:.0%} of samples of the inputs below, each as likely anywhere in its range; the value "
+        "before is their median; lines without an interval are of the options as given"
+    )
     if details.break_even is None:
         yield f"no acceptance at k = {k} makes a step as fast as without drafts"
     else:
@@ -105,7 +108,7 @@ def sweep_table(rows: Sequence["Found"]) -> Iterator[str]:
 def as_json(
     args: "SimulateArgs", rows: Sequence["Found"], ranges: Mapping[str, Range], details: "Details | None"
 ) -> dict[str, Any]:
-    """Return all results, in seconds and ratios. Each interval is [value, low, high]."""
+    """Return all results, in seconds and ratios. Each interval is [median, low, high]."""
     return {
         "options": asdict(args),
         "level": LEVEL,

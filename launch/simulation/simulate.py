@@ -18,6 +18,7 @@ class Found(NamedTuple):
     """The answer for a point, and how sure it is.
 
     changes:    what a sweep changed.
+    answer:     that of the point itself; intervals are those of samples.
     intervals:  by name of the result (MEASURES).
     driver:     the input on which the step's speed-up depends most.
     refused:    why there is no answer; the others are None then.
@@ -95,7 +96,5 @@ def _swept(changes: dict[str, Any], args: SimulateArgs, evidence: Evidence, give
 
 def _find(changes: dict[str, Any], pair: Pair, evidence: Evidence, ranges: dict[str, Range], samples: int) -> Found:
     central, drawn = answer(pair, evidence), sampled(pair, evidence, ranges, samples)
-    intervals = {
-        name: interval(measure(central), [measure(each) for _, each in drawn]) for name, measure in MEASURES.items()
-    }
+    intervals = {name: interval([measure(each) for _, each in drawn]) for name, measure in MEASURES.items()}
     return Found(changes, pair[1], central, intervals, driver(drawn, MEASURES["step_speedup"]))

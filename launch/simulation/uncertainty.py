@@ -24,7 +24,7 @@ class Range(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """A value, and the ends between which `LEVEL` of the samples lie."""
+    """The median of samples, and the ends between which `LEVEL` of them lie."""
 
     value: float
     low: float
@@ -131,10 +131,10 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
     return np.argsort(np.argsort(values))
 
 
-def interval(value: float, samples: list[float]) -> Interval:
-    """Return the value with the ends of its samples."""
-    low, high = np.quantile(samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
-    return Interval(value, min(low, value), max(high, value))
+def interval(samples: Sequence[float]) -> Interval:
+    """Return the median of samples and their ends."""
+    low, median, high = np.quantile(samples, [(1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2]).tolist()
+    return Interval(median, low, high)
 
 
 def swings(pair: Pair, evidence: Evidence, ranges: Mapping[str, Range], measure: Measure) -> list[Swing]:

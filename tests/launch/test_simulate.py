@@ -16,7 +16,7 @@ from launch.simulation.answer import answer, both, break_even, run, worth_of_tra
 from launch.simulation.machine import Evidence, memory, round_costs, stages
 from launch.simulation.options import SimulateArgs, with_run
 from launch.simulation.point import Point
-from launch.simulation.uncertainty import unknown
+from launch.simulation.uncertainty import interval, unknown
 from tests.launch.run_directories import write_lines, write_run
 from tests.refusals import refuses
 
@@ -98,6 +98,10 @@ def test_ranges_stay_within_what_is_allowed():
     found = unknown(point, NONE, {})
     assert found["other_s"][:2] == (5e5, 1e6) and found["layer_us"].high == 1e6 and found["length_spread"].high == 4
     assert found["mean_tokens"].low == 1
+
+
+def test_an_interval_is_of_its_samples_alone():
+    assert interval([float(x) for x in range(101)]) == pytest.approx((50, 5, 95))
 
 
 def test_more_is_never_slower():
