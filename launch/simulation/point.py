@@ -150,9 +150,10 @@ class Point(Options):
     def changed(self, changes: Mapping[str, Any]) -> "Point":
         """Return the point with fields changed. Given stage times scale with its tokens, and inversely with its GPUs.
 
-        Raises ValueError if the fields do not go together.
+        A changed draft length replaces draft_lengths. Raises ValueError if the fields do not go together.
         """
-        found = replace(self, **changes)
+        fixed = {"draft_lengths": ()} if "draft_length" in changes else {}
+        found = replace(self, **(fixed | dict(changes)))
         scale = found.sequences * found.mean_tokens * self.gpus / (self.sequences * self.mean_tokens * found.gpus)
         times = {name: getattr(self, name) for name in ("train_s", "logprob_s") if name not in changes}
         return replace(found, **{name: scale * value for name, value in times.items() if value is not None})

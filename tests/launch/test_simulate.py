@@ -83,6 +83,7 @@ def test_a_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path):
         ("--ranges mean_tokens=3,1", "ranges = mean_tokens=...LOW,HIGH"),
         ("--ranges mean_tokens=1,9000", "mean_tokens = 9000.0: "),
         ("--hardware measured", "hardware = measured: ...--from-run"),
+        ("--sweep hardware=h100,measured", "sweep = hardware=measured: ...--from-run"),
         ("--from-run /nowhere", "DIR = /nowhere: "),
         ("--json /nowhere/x.json", "json = /nowhere/x.json: "),
         ("--plots /dev/null/plots", "plots = /dev/null/plots: "),
@@ -212,8 +213,31 @@ def test_from_a_run(measured: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["--from-run", str(measured), "--draft-length", "1", "--samples", "4", "--train-s", "0"]) == 0
     said = capsys.readouterr().out
     assert "4 measured rounds" in said and "never probed" in said
-    more, _ = read_options("--from-run", str(measured), "--hardware", "h100")
+    more, _ = read_options("--from-run", str(measured), "--hardware", "h100", "--model", "qwen3-8b")
     assert more.train_s is None and more.slots == 0 and more.acceptance_length == args.acceptance_length
+
+
+def test_a_draft_length_replaces_the_choice_of_a_run(measured: Path):
+    recipe = load_recipe("tiny")
+    rollout = replace(recipe.rollout, draft_length=3, draft_lengths=(0, 1, 3), max_new_tokens=100)
+    (measured / "config.json").write_text(json.dumps(as_recorded(replace(recipe, rollout=rollout))))
+    automatic, _ = read_options("--from-run", str(measured))
+    assert automatic.point.lengths == (0, 1, 3)
+    assert automatic.point.changed({"draft_length": 1}).lengths == (1,)
+    assert read_options("--from-run", str(measured), "--draft-length=3")[0].point.lengths == (3,)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ("--sweep hardware=h100,h200 --model qwen3-8b", "sweep = hardware: ..."),
+        ("--sweep model=qwen3-8b,qwen3-4b", "sweep = model: ...--hardware"),
+        ("--hardware h200", "hardware = h200: ...--model"),
+    ],
+)
+def test_machines_of_a_run_do_not_mix(measured: Path, options: str, message: str):
+    with refuses(message, ConfigError):
+        main(["--from-run", str(measured), *options.split()])
 
 
 def test_a_run_that_cannot_be_asked(measured: Path):
