@@ -49,12 +49,13 @@ class Point(Options):
         lag:              Steps by which weights of the generator may be older; 0: synchronous.
         generation_gpus:  With lag, GPUs that generate; the others train. 0: the best split.
         train_s:          Seconds of forward, backward and update. None: from the sheet.
-        logprob_s:        Seconds of the log-prob stage. None: from the sheet, and 0 for specjax, which has none.
+        logprob_s:        Seconds of the log-prob stage. None: logprob_share of training; 0 for specjax, which has none.
+        logprob_share:    That share.
         other_s:          Seconds of data, preparation and reward.
         draft_training:   Seconds of training the draft, as a share of those of training the policy.
         bandwidth_share:  Share of the memory bandwidth that is reached.
         compute_share:    Share of the peak that is reached in generation.
-        training_share:   Share of the peak that is reached in training.
+        training_share:   Share of the peak reached in training, by 6 operations per parameter and token.
         layer_us:         Latency of a layer. None: the engine's.
         draft_pass_us:    Time of a draft pass beside its roofline. None: the engine's.
         host_us:          Host time of a round. None: the engine's.
@@ -88,6 +89,7 @@ class Point(Options):
     generation_gpus: NonNegative = 0
     train_s: Seconds | None = None
     logprob_s: Seconds | None = None
+    logprob_share: Annotated[float, at_least(0), at_most(10)] = 0.4
     other_s: Seconds = 2.0
     draft_training: Annotated[float, at_least(0), at_most(10)] = 0.0
     bandwidth_share: Share = 0.85

@@ -119,13 +119,15 @@ def test_more_is_never_slower():
 
 
 def test_stages():
-    """A token of 8B parameters takes 6 x 8e9 operations to train on, and 2 more to compute again."""
+    """A token of 8B parameters takes 6 x 8e9 operations to train on."""
     found = stages(Point(training_share=0.5), 1e6, 8)
-    assert found.train == pytest.approx(8 * 7.57e9 * 1e6 / (8 * 989e12 * 0.5), rel=0.01)
+    assert found.train == pytest.approx(6 * 7.57e9 * 1e6 / (8 * 989e12 * 0.5), rel=0.01)
     assert (found.logprob, found.movement) == (0, 0)
     vllm = stages(Point(training_share=0.5, engine="vllm-0.17", draft_training=0.1), 1e6, 4)
-    assert vllm.logprob == pytest.approx(vllm.train / 4) and vllm.train == pytest.approx(2 * found.train)
+    assert vllm.logprob == pytest.approx(0.4 * vllm.train) and vllm.train == pytest.approx(2 * found.train)
     assert vllm.movement == pytest.approx(0.3, rel=0.1) and vllm.draft_training == pytest.approx(0.1 * vllm.train)
+    assert "logprob_share" not in unknown(Point(), NONE, {})
+    assert unknown(Point(engine="vllm-0.17"), NONE, {})["logprob_share"][:2] == (0.25, 0.6)
     given = stages(Point(train_s=10.0, logprob_s=4.0), 1e6, 4)
     assert (given.train, given.logprob) == (20, 8)
 
@@ -147,7 +149,7 @@ def test_whether_drafts_pay():
     gain = worth_of_training(pair, NONE)
     assert gain is not None and gain > 0
     assert worth_of_training(both(SMALL, NONE), NONE) == pytest.approx(0, abs=1e-3)
-    assert break_even(both(replace(SMALL, draft_training=10.0), NONE), NONE) is None
+    assert break_even(both(replace(SMALL, draft_training=10.0, train_s=10.0), NONE), NONE) is None
 
 
 def test_memory():
