@@ -28,8 +28,8 @@ def describe(point: Point, evidence: Evidence) -> Iterator[str]:
         yield f"{point.model} on {point.gpus} {device.name}, {spread}, {lag}; engine {engine.name}: {engine.source}"
         held = memory(point, point.prompt_tokens + point.mean_tokens)
         yield (
-            f"memory of a device in generation: weights {held.weights / 1e9:.1f} GB, a sequence "
-            f"{held.sequence / 1e9:.2f} GB, of {held.device / 1e9:.0f} GB; launch.plan compiles the step"
+            f"memory of a device: weights {held.weights / 1e9:.1f} GB, training state {held.training / 1e9:.1f} GB, "
+            f"a sequence {held.sequence / 1e9:.2f} GB, of {held.device / 1e9:.0f} GB; launch.plan compiles the step"
         )
     lengths = f"mean {point.mean_tokens:,.0f} tokens, at most {point.limit_tokens:,}"
     where = f"{len(evidence.lengths)} measured lengths" if evidence.lengths else f"lognormal, {point.length_spread:g}"

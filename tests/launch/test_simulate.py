@@ -115,7 +115,8 @@ def test_more_is_never_slower():
     assert run(both(replace(SMALL, bandwidth_share=1.0), NONE)[1], NONE).generation < base.generation
     for name in ("compute_share", "training_share"):
         assert run(both(replace(SMALL, **{name: 1.0}), NONE)[1], NONE).step <= base.step
-    assert run(both(replace(SMALL, gpus=2), NONE)[1], NONE).step > base.step
+    two, four = (run(both(replace(SMALL, model="qwen3-0.6b", gpus=gpus), NONE)[1], NONE) for gpus in (2, 4))
+    assert two.step > four.step
 
 
 def test_stages():
@@ -157,6 +158,11 @@ def test_memory():
     held = memory(SMALL, 0)
     assert held.weights == pytest.approx(17e9, rel=0.05)
     assert held.sequence == pytest.approx(420 * (147_456 + 4096), rel=0.01)
+    assert held.training == pytest.approx(16 * 8.6e9 / 4, rel=0.05)
+    assert memory(replace(SMALL, lag=1), 0).training == memory(replace(SMALL, engine="vllm-0.17"), 0).training == 0
+    assert held.slots == int((0.95 * held.device - held.weights - held.training) // held.sequence)
+    with refuses("tensor = 1: ...training state (1"):
+        both(replace(SMALL, gpus=1), NONE)
     assert memory(replace(SMALL, engine="vllm-0.17"), 42.0).sequence == pytest.approx(held.sequence / 10)
     assert memory(replace(SMALL, tensor=4), 0).weights == pytest.approx(held.weights / 4)
 
