@@ -12,7 +12,8 @@ from specjax.options import DraftLength, Fraction, NonNegative, Options, Positiv
 MEASURED = "measured"
 # Sequences of a replica; a simulation takes a step for each.
 MOST_OF_A_REPLICA = 4096
-Seconds = Annotated[float, at_least(0), at_most(1e6)]
+MOST_SECONDS = 1e6
+Seconds = Annotated[float, at_least(0), at_most(MOST_SECONDS)]
 Microseconds = Annotated[float, at_least(0), at_most(1e6)]
 Share = Annotated[float, at_least(1e-3), at_most(1)]
 Count = Annotated[int, at_least(1), at_most(2**16)]
@@ -158,4 +159,5 @@ class Point(Options):
         found = replace(self, **(fixed | dict(changes)))
         scale = found.sequences * found.mean_tokens * self.gpus / (self.sequences * self.mean_tokens * found.gpus)
         times = {name: getattr(self, name) for name in ("train_s", "logprob_s") if name not in changes}
-        return replace(found, **{name: scale * value for name, value in times.items() if value is not None})
+        scaled = {name: min(scale * value, MOST_SECONDS) for name, value in times.items() if value is not None}
+        return replace(found, **scaled)

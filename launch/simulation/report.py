@@ -102,7 +102,7 @@ def sweep_table(rows: Sequence["Found"]) -> Iterator[str]:
             continue
         shown = [_show(row.intervals[name], ".2f") for name in ("generation_speedup", "step_speedup")]
         seconds = _show(row.intervals["drafted_step_s"], ".4g")
-        yield f"{line}{shown[0]:>22}{shown[1]:>22}{seconds:>24}  {row.driver}"
+        yield f"{line}{shown[0]:>22}{shown[1]:>22}{seconds:>24}  {row.driver or '-'}"
 
 
 def as_json(

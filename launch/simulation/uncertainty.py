@@ -52,12 +52,16 @@ def unknown(point: Point, evidence: Evidence, given: Mapping[str, Range]) -> dic
     found: dict[str, Range] = {}
     if point.draft_length or point.draft_lengths:
         spread = float(np.std(evidence.steps) / np.sqrt(len(evidence.steps))) if evidence.steps else 0.0
-        margin = max(0.03 * (point.acceptance_length - 1), 2 * spread)
+        assumed = not evidence.steps and point.acceptance_length == Point.acceptance_length
+        margin = max((0.3 if assumed else 0.03) * (point.acceptance_length - 1), 2 * spread)
+        reason = "extrapolation to other draft lengths is off by up to 3%"
+        if assumed:
+            reason = "the default, which nobody measured; drafts differ by as much"
         ends = (
             max(point.acceptance_length - margin, 1.0),
             min(point.acceptance_length + margin, point.measured_at + 1.0),
         )
-        found["acceptance_length"] = Range(*ends, "extrapolation to other draft lengths is off by up to 3%")
+        found["acceptance_length"] = Range(*ends, reason)
     mean = point.mean_tokens
     found["mean_tokens"] = Range(
         0.85 * mean, min(1.15 * mean, point.limit_tokens), "lengths change as the policy learns"
@@ -121,10 +125,16 @@ def sampled(
 
 
 def driver(drawn: Sequence[tuple[Mapping[str, float], Answer]], measure: Measure) -> str | None:
-    """Return the input whose ranks among the samples correlate most with those of the result; None without inputs."""
-    results = _ranks([measure(found) for _, found in drawn])
+    """Return the input whose ranks among the samples correlate most with those of the result.
+
+    None without inputs, or if all results are the same.
+    """
+    values = [measure(found) for _, found in drawn]
+    if max(values) == min(values):
+        return None
+    results = _ranks(values)
     size = {
-        name: abs(np.corrcoef(_ranks([values[name] for values, _ in drawn]), results)[0, 1]) for name in drawn[0][0]
+        name: abs(np.corrcoef(_ranks([inputs[name] for inputs, _ in drawn]), results)[0, 1]) for name in drawn[0][0]
     }
     return max(size, key=lambda name: size[name], default=None)
 
@@ -149,4 +159,8 @@ def swings(pair: Pair, evidence: Evidence, ranges: Mapping[str, Range], measure:
 
 
 def _changed(pair: Pair, values: Mapping[str, float]) -> Pair:
-    return replace(pair[0], **values), replace(pair[1], **values)
+    """Return the pair with inputs changed. Given seconds of training grow with the tokens."""
+    grown = {name: value for name, value in values.items() if name == "mean_tokens"}
+    others = {name: value for name, value in values.items() if name not in grown}
+    plain, drafted = (replace(point, **others).changed(grown) for point in pair)
+    return plain, drafted

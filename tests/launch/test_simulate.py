@@ -16,7 +16,7 @@ from launch.simulation.answer import answer, both, break_even, run, worth_of_tra
 from launch.simulation.machine import Evidence, memory, round_costs, stages
 from launch.simulation.options import SimulateArgs, with_run
 from launch.simulation.point import Point
-from launch.simulation.uncertainty import interval, unknown
+from launch.simulation.uncertainty import Range, interval, sampled, unknown
 from tests.launch.run_directories import write_lines, write_run
 from tests.refusals import refuses
 
@@ -56,7 +56,9 @@ def test_a_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     found = json.loads((tmp_path / "found.json").read_text())
     assert "other_s" not in found["ranges"] and found["ranges"]["acceptance_length"]["low"] == 2.5
     plain, refused, drafted, _ = found["answers"]
-    assert plain["step_speedup"] == [1, 1, 1] and drafted["step_speedup"][1] > 1 and "step_speedup" not in refused
+    assert plain["step_speedup"] == [1, 1, 1] and plain["depends_most_on"] is None
+    assert drafted["depends_most_on"] in found["ranges"]
+    assert drafted["step_speedup"][1] > 1 and "step_speedup" not in refused
 
 
 @pytest.mark.parametrize(
@@ -99,6 +101,16 @@ def test_ranges_stay_within_what_is_allowed():
     found = unknown(point, NONE, {})
     assert found["other_s"][:2] == (5e5, 1e6) and found["layer_us"].high == 1e6 and found["length_spread"].high == 4
     assert found["mean_tokens"].low == 1
+
+
+def test_samples():
+    """Seconds of training follow the tokens of a sample; a default acceptance is less sure than a given one."""
+    pair = both(replace(SMALL, train_s=10.0, draft_length=0), NONE)
+    ranges = {"mean_tokens": Range(50.0, 150.0, ""), "train_s": Range(8.0, 12.0, "")}
+    for values, found in sampled(pair, NONE, ranges, 3):
+        assert found.plain.stages.train == pytest.approx(values["train_s"] * values["mean_tokens"] / 100)
+    margins = [unknown(replace(SMALL, acceptance_length=x), NONE, {})["acceptance_length"] for x in (2.8, 2.81)]
+    assert margins[0].high - margins[0].low > 5 * (margins[1].high - margins[1].low)
 
 
 def test_an_interval_is_of_its_samples_alone():
@@ -161,7 +173,7 @@ def test_memory():
     assert held.training == pytest.approx(16 * 8.6e9 / 4, rel=0.05)
     assert memory(replace(SMALL, lag=1), 0).training == memory(replace(SMALL, engine="vllm-0.17"), 0).training == 0
     assert held.slots == int((0.95 * held.device - held.weights - held.training) // held.sequence)
-    with refuses("tensor = 1: ...training state (1"):
+    with refuses("tensor = 1: ...training state"):
         both(replace(SMALL, gpus=1), NONE)
     assert memory(replace(SMALL, engine="vllm-0.17"), 42.0).sequence == pytest.approx(held.sequence / 10)
     assert memory(replace(SMALL, tensor=4), 0).weights == pytest.approx(held.weights / 4)
