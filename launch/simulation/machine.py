@@ -67,7 +67,11 @@ def round_costs(point: Point, evidence: Evidence) -> RoundSeconds:
         fitted, window = fit(evidence.cells), point.prompt_tokens + point.limit_tokens
         return lambda rows, positions, k: fitted.seconds(rows, rows * window, k)
     model = sheet_model(point)
-    return model.seconds if point.draft == "eagle3" else _block(model)
+    seconds = model.seconds if point.draft == "eagle3" else _block(model)
+    more = point.verify_factor - 1
+    return lambda rows, positions, k: (
+        seconds(rows, positions, k) + (more * model.verification(rows, positions, k) if k else 0.0)
+    )
 
 
 def sheet_model(point: Point) -> CostModel:

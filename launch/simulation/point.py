@@ -56,6 +56,7 @@ class Point(Options):
         draft_training:   Seconds of training the draft, as a share of those of training the policy.
         bandwidth_share:  Share of the memory bandwidth that is reached.
         compute_share:    Share of the peak that is reached in generation.
+        verify_factor:    How much longer a verification of drafts takes than the sheets say.
         training_share:   Share of the peak reached in training, by 6 operations per parameter and token.
         layer_us:         Latency of a layer. None: the engine's.
         draft_pass_us:    Time of a draft pass beside its roofline. None: the engine's.
@@ -95,6 +96,7 @@ class Point(Options):
     draft_training: Annotated[float, at_least(0), at_most(10)] = 0.0
     bandwidth_share: Share = 0.85
     compute_share: Share = 0.60
+    verify_factor: Annotated[float, at_least(0.1), at_most(10)] = 1.0
     training_share: Share = 0.35
     layer_us: Microseconds | None = None
     draft_pass_us: Microseconds | None = None

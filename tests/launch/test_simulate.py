@@ -189,6 +189,14 @@ def test_experts_are_spread_over_devices_with_the_same_rows():
         replace(mixture, lag=1, generation_gpus=2)
 
 
+def test_slower_verifications():
+    rows, positions = np.array([4.0]), np.array([4000.0])
+    for draft in ("eagle3", "block"):
+        base, slow = (round_costs(replace(SMALL, draft=draft, verify_factor=x), NONE) for x in (1.0, 1.2))
+        assert slow(rows, positions, 0) == base(rows, positions, 0)
+        assert 1.1 < slow(rows, positions, 3) / base(rows, positions, 3) < 1.2
+
+
 def test_block_drafts_pass_once():
     rows, positions = np.array([4.0]), np.array([4000.0])
     eagle, block = (round_costs(replace(SMALL, draft=draft), NONE) for draft in ("eagle3", "block"))
