@@ -43,11 +43,13 @@ class Evidence(NamedTuple):
     lengths: completion lengths, in tokens; empty: lognormal.
     cells:   measured rounds.
     steps:   acceptance length of each step.
+    acceptance_assumed: nobody gave an acceptance length: the point's is the default.
     """
 
     lengths: tuple[float, ...] = ()
     cells: tuple[Cell, ...] = ()
     steps: tuple[float, ...] = ()
+    acceptance_assumed: bool = False
 
 
 def completion_lengths(point: Point, evidence: Evidence) -> Lengths:

@@ -61,7 +61,7 @@ def with_run(args: SimulateArgs, argv: Sequence[str]) -> tuple[SimulateArgs, Evi
     if args.from_run is None:
         if args.hardware == MEASURED:
             raise ConfigError(f"hardware = {MEASURED}: needs --from-run, the run that measured its rounds")
-        return args, Evidence()
+        return args, Evidence(acceptance_assumed=not _gives(argv, "--acceptance-length"))
     if _sweeps(args, "hardware"):
         raise ConfigError("sweep = hardware: with --from-run, one machine at a time; must be given as --hardware")
     found, evidence = read_evidence(Path(args.from_run))

@@ -52,10 +52,9 @@ def unknown(point: Point, evidence: Evidence, given: Mapping[str, Range]) -> dic
     found: dict[str, Range] = {}
     if point.draft_length or point.draft_lengths:
         spread = float(np.std(evidence.steps) / np.sqrt(len(evidence.steps))) if evidence.steps else 0.0
-        assumed = not evidence.steps and point.acceptance_length == Point.acceptance_length
-        margin = max((0.3 if assumed else 0.03) * (point.acceptance_length - 1), 2 * spread)
+        margin = max((0.3 if evidence.acceptance_assumed else 0.03) * (point.acceptance_length - 1), 2 * spread)
         reason = "extrapolation to other draft lengths is off by up to 3%"
-        if assumed:
+        if evidence.acceptance_assumed:
             reason = "the default, which nobody measured; drafts differ by as much"
         ends = (
             max(point.acceptance_length - margin, 1.0),

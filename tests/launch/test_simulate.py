@@ -109,8 +109,9 @@ def test_samples():
     ranges = {"mean_tokens": Range(50.0, 150.0, ""), "train_s": Range(8.0, 12.0, "")}
     for values, found in sampled(pair, NONE, ranges, 3):
         assert found.plain.stages.train == pytest.approx(values["train_s"] * values["mean_tokens"] / 100)
-    margins = [unknown(replace(SMALL, acceptance_length=x), NONE, {})["acceptance_length"] for x in (2.8, 2.81)]
-    assert margins[0].high - margins[0].low > 5 * (margins[1].high - margins[1].low)
+    asked = [read_options(*words) for words in ((), ("--acceptance-length", "2.8"))]
+    default, given = (unknown(args.point, evidence, {})["acceptance_length"] for args, evidence in asked)
+    assert default.high - default.low > 5 * (given.high - given.low)
 
 
 def test_an_interval_is_of_its_samples_alone():
