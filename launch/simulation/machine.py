@@ -43,6 +43,8 @@ class Evidence(NamedTuple):
     lengths: completion lengths, in tokens; empty: lognormal.
     cells:   measured rounds.
     steps:   acceptance length of each step.
+    generation_s: measured seconds of generation; 0: not measured.
+    modelled_s:   those that the simulation gives for the run as it was.
     acceptance_assumed: nobody gave an acceptance length: the point's is the default.
     """
 
@@ -50,6 +52,8 @@ class Evidence(NamedTuple):
     cells: tuple[Cell, ...] = ()
     steps: tuple[float, ...] = ()
     acceptance_assumed: bool = False
+    generation_s: float = 0.0
+    modelled_s: float = 0.0
 
 
 def completion_lengths(point: Point, evidence: Evidence) -> Lengths:

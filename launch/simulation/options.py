@@ -12,6 +12,7 @@ from launch.cli.fields import Field, fields_of
 from launch.cli.options import parse
 from launch.cli.paths import check_writable
 from launch.costs.cost_table import COST_TABLE
+from launch.simulation.answer import resolve, run
 from launch.simulation.from_run import STAGES, read_evidence
 from launch.simulation.machine import Evidence
 from launch.simulation.point import MEASURED, Point
@@ -65,6 +66,10 @@ def with_run(args: SimulateArgs, argv: Sequence[str]) -> tuple[SimulateArgs, Evi
     if _sweeps(args, "hardware"):
         raise ConfigError("sweep = hardware: with --from-run, one machine at a time; must be given as --hardware")
     found, evidence = read_evidence(Path(args.from_run))
+    if evidence.cells:
+        with refusing():
+            own = resolve(Point(**found), evidence)
+        evidence = evidence._replace(modelled_s=run(own, evidence).generation)
     if _gives(argv, "--draft-length"):
         found["draft_lengths"] = ()
     args = parse(SimulateArgs, argv, PROGRAM, **found)

@@ -20,6 +20,12 @@ def describe(point: Point, evidence: Evidence) -> Iterator[str]:
     lag = f"lag {point.lag}" if point.lag else "synchronous"
     if point.hardware == MEASURED:
         yield f"a run on its own hardware, {len(evidence.cells)} measured rounds, {point.gpus} data shards, {lag}"
+        if evidence.generation_s:
+            ratio = evidence.modelled_s / evidence.generation_s
+            yield (
+                f"generation of the run as it was: measured {evidence.generation_s:.4g} s, modelled "
+                f"{evidence.modelled_s:.4g} s, {ratio - 1:+.0%}"
+            )
         if not point.train_s:
             yield "the run never probed its stages (--probe-every): those beside generation count as 0"
     else:

@@ -212,6 +212,7 @@ def measured(tmp_path: Path) -> Path:
     third = [None, 0.9, 0.8]
     metrics = {f"rollout__acceptance_rate_pos_{i}": [x and x**i for x in third] for i in (1, 2, 3)}
     times = {f"time__{stage}": [None, 2.0, 4.0] for stage in ("train", "logprob", "data", "prepare", "reward")}
+    times["time__generation"] = [None, 20.0, 20.0]
     path = write_run(tmp_path / "run", 3, **metrics, **times, rollout__length_mean=[30.0] * 3)
     recipe = load_recipe("tiny")
     recipe = replace(recipe, rollout=replace(recipe.rollout, draft_length=3, max_new_tokens=100, group_size=4))
@@ -241,6 +242,9 @@ def test_from_a_run(measured: Path, capsys: pytest.CaptureFixture[str]):
     assert "bandwidth_share" not in unknown(args.point, evidence, {})
     assert main(["--from-run", str(measured), "--draft-length", "1", "--samples", "4", "--train-s", "0"]) == 0
     said = capsys.readouterr().out
+    assert "measured 20 s, modelled" in said and f"{evidence.modelled_s / 20 - 1:+.0%}" in said
+    own = run(both(args.point, evidence)[1], evidence)
+    assert evidence.modelled_s == pytest.approx(own.generation), "of the run's own draft length"
     assert "4 measured rounds" in said and "never probed" in said
     more, _ = read_options("--from-run", str(measured), "--hardware", "h100", "--model", "qwen3-8b")
     assert more.train_s is None and more.slots == 0 and more.acceptance_length == args.acceptance_length
