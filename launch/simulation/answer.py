@@ -22,7 +22,7 @@ SPLITS = range(1, 8)
 
 
 class DoesNotFit(ValueError):
-    """The weights of the point and one sequence need more memory than its device has."""
+    """The weights of the point, its training state and one sequence need more memory than its device has."""
 
 
 class Arm(NamedTuple):
@@ -174,9 +174,10 @@ def _slots_that_fit(point: Point) -> int:
         return point.sequences
     held = memory(point, point.prompt_tokens + point.mean_tokens)
     if held.slots < 1:
-        needed, device = (held.weights + held.sequence) / 1e9, held.device / 1e9
+        needed, device = (held.fixed + held.sequence) / 1e9, held.device / 1e9
         raise DoesNotFit(
-            f"tensor = {point.tensor}: weights and one sequence take {needed:.0f} GB of a device's {device:.0f}; "
-            "must be more, or a larger expert, or fewer limit_tokens"
+            f"tensor = {point.tensor}: weights, training state ({held.training / 1e9:.0f} GB) and one sequence take "
+            f"{needed:.0f} GB of a device's {device:.0f}; must be more, or a larger expert, more gpus or fewer "
+            "limit_tokens"
         )
     return min(held.slots, point.sequences)

@@ -46,7 +46,8 @@ def read_evidence(directory: Path) -> tuple[dict[str, Any], Evidence]:
         found["slots"] = slots[0]
         found["prompt_tokens"] = max(max(cell.window for cell in cells) - limit, 1)
         found["phases"] = tuple(sorted({slots for slots, _ in config.get("rollout.phases", ())}, reverse=True))
-    return found, Evidence(tuple(lengths), tuple(cells), tuple(1 + accepted.sum(1)))
+    generation = _median(run, "time/generation")
+    return found, Evidence(tuple(lengths), tuple(cells), tuple(1 + accepted.sum(1)), generation_s=generation)
 
 
 def _whole(config: dict[str, Any], name: str) -> int:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from launch.plan.report import USABLE
 from launch.simulation.lengths import Lengths, with_mean
 from launch.simulation.point import MEASURED, Point
 from launch.simulation.step import Stages
@@ -25,12 +26,13 @@ from specjax.cost import (
     fit,
 )
 
-# Share of a device's memory that is free for weights and caches.
-USABLE = 0.9
+# Bytes per parameter of a training state: master weights, two moments of Adam and gradients in float32.
+TRAINING_BYTES = 16
 # Bytes per second of the network between hosts, per GPU; assumed.
 NETWORK = 50e9
-# Operations per parameter and token: forward 2, backward 4, and the forward again for what was not kept.
-TRAINING_FLOPS, FORWARD_FLOPS = 8, 2
+# Operations per parameter and token: forward 2, backward 4. Published shares of the peak count these alone: what is
+# computed again lowers the share.
+TRAINING_FLOPS = 6
 # A block draft has five layers, and features of five layers are its input (arXiv 2602.06036).
 BLOCK_LAYERS = 5
 
@@ -41,11 +43,17 @@ class Evidence(NamedTuple):
     lengths: completion lengths, in tokens; empty: lognormal.
     cells:   measured rounds.
     steps:   acceptance length of each step.
+    generation_s: measured seconds of generation; 0: not measured.
+    modelled_s:   those that the simulation gives for the run as it was.
+    acceptance_assumed: nobody gave an acceptance length: the point's is the default.
     """
 
     lengths: tuple[float, ...] = ()
     cells: tuple[Cell, ...] = ()
     steps: tuple[float, ...] = ()
+    acceptance_assumed: bool = False
+    generation_s: float = 0.0
+    modelled_s: float = 0.0
 
 
 def completion_lengths(point: Point, evidence: Evidence) -> Lengths:
@@ -65,7 +73,11 @@ def round_costs(point: Point, evidence: Evidence) -> RoundSeconds:
         fitted, window = fit(evidence.cells), point.prompt_tokens + point.limit_tokens
         return lambda rows, positions, k: fitted.seconds(rows, rows * window, k)
     model = sheet_model(point)
-    return model.seconds if point.draft == "eagle3" else _block(model)
+    seconds = model.seconds if point.draft == "eagle3" else _block(model)
+    more = point.verify_factor - 1
+    return lambda rows, positions, k: (
+        seconds(rows, positions, k) + (more * model.verification(rows, positions, k) if k else 0.0)
+    )
 
 
 def sheet_model(point: Point) -> CostModel:
@@ -138,7 +150,7 @@ def stages(point: Point, tokens: float, gpus: int) -> Stages:
     sheet, device = network(point), find_hardware(point.hardware)
     operations = tokens * active_parameters(sheet) / (gpus * device.bf16 * point.training_share)
     train = TRAINING_FLOPS * operations if point.train_s is None else point.train_s * scale
-    logprob = 0.0 if point.engine == "specjax" else FORWARD_FLOPS * operations
+    logprob = 0.0 if point.engine == "specjax" else point.logprob_share * train
     if point.logprob_s is not None:
         logprob = point.logprob_s * scale
     moved = 0.0
@@ -155,20 +167,30 @@ def active_parameters(sheet: NetworkSheet) -> float:
 
 
 class Memory(NamedTuple):
-    """Memory of a device in generation, in bytes: weights, the cache of one sequence, and the device's own."""
+    """Memory of a device, in bytes: generation's weights, training state, cache of one sequence, the device's own."""
 
     weights: float
+    training: float
     sequence: float
     device: float
 
     @property
+    def fixed(self) -> float:
+        """Bytes that are needed before any sequence."""
+        return self.weights + self.training
+
+    @property
     def slots(self) -> int:
-        """Sequences of a replica whose caches fit beside the weights; below 1 if the weights do not."""
-        return int((USABLE * self.device - self.weights) // self.sequence)
+        """Sequences of a replica whose caches fit beside the rest; below 1 if that does not fit."""
+        return int((USABLE * self.device - self.fixed) // self.sequence)
 
 
 def memory(point: Point, mean_positions: float) -> Memory:
-    """Return the memory of a device. specjax keeps caches of the longest row; other engines page them by the mean."""
+    """Return the memory of a device.
+
+    specjax keeps caches of the longest row, and without lag the training state beside them, spread over all GPUs. Other
+    engines page caches by the mean length, and move the training state out.
+    """
     sheet, draft, each = network(point), draft_sheet(point).network, point.weight_bytes
     span = max(point.tensor, point.expert)
     experts = sheet.parameters - sheet.dense - sheet.head
@@ -176,4 +198,6 @@ def memory(point: Point, mean_positions: float) -> Memory:
     longest = point.prompt_tokens + point.limit_tokens
     positions = longest if point.engine == "specjax" else mean_positions
     cache = sheet.cache_bytes(point.cache_bytes) / min(point.tensor, sheet.kv_heads) + draft.cache_bytes(2)
-    return Memory(weights, positions * cache, find_hardware(point.hardware).memory)
+    training = TRAINING_BYTES * (sheet.parameters + sheet.head + draft.parameters) / point.gpus
+    beside = training if point.engine == "specjax" and not point.lag else 0.0
+    return Memory(weights, beside, positions * cache, find_hardware(point.hardware).memory)

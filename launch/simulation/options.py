@@ -12,6 +12,7 @@ from launch.cli.fields import Field, fields_of
 from launch.cli.options import parse
 from launch.cli.paths import check_writable
 from launch.costs.cost_table import COST_TABLE
+from launch.simulation.answer import resolve, run
 from launch.simulation.from_run import STAGES, read_evidence
 from launch.simulation.machine import Evidence
 from launch.simulation.point import MEASURED, Point
@@ -61,21 +62,43 @@ def with_run(args: SimulateArgs, argv: Sequence[str]) -> tuple[SimulateArgs, Evi
     if args.from_run is None:
         if args.hardware == MEASURED:
             raise ConfigError(f"hardware = {MEASURED}: needs --from-run, the run that measured its rounds")
-        return args, Evidence()
+        return args, Evidence(acceptance_assumed=not _gives(argv, "--acceptance-length"))
+    if _sweeps(args, "hardware"):
+        raise ConfigError("sweep = hardware: with --from-run, one machine at a time; must be given as --hardware")
     found, evidence = read_evidence(Path(args.from_run))
+    if evidence.cells:
+        with refusing():
+            own = resolve(Point(**found), evidence)
+        evidence = evidence._replace(modelled_s=run(own, evidence).generation)
+    if _gives(argv, "--draft-length"):
+        found["draft_lengths"] = ()
     args = parse(SimulateArgs, argv, PROGRAM, **found)
     if args.hardware == MEASURED:
+        if _sweeps(args, "model"):
+            raise ConfigError(f"sweep = model: the rounds are those that {args.from_run} measured; needs --hardware")
         if not evidence.cells:
             raise ConfigError(f"from_run = {args.from_run}: holds no {COST_TABLE}; --hardware must name a device")
         return args, evidence
+    if not _gives(argv, "--model") and not _sweeps(args, "model"):
+        raise ConfigError("hardware = " + args.hardware + ": with --from-run, needs --model, whose rounds it computes")
     # On other hardware, only acceptance and lengths hold.
     found = {name: value for name, value in found.items() if name not in (*STAGES, "slots", "phases", "gpus")}
     return parse(SimulateArgs, argv, PROGRAM, **found), evidence
 
 
+def _gives(argv: Sequence[str], option: str) -> bool:
+    return any(word.partition("=")[0] == option for word in argv)
+
+
+def _sweeps(args: SimulateArgs, name: str) -> bool:
+    return any(field.path == name for field, _ in _assignments("sweep", args.sweep))
+
+
 def swept(args: SimulateArgs) -> list[dict[str, Any]]:
     """Return the changed fields of each point of a sweep; [{}] without one. Raises ConfigError."""
     axes = [*_assignments("sweep", args.sweep)]
+    if args.from_run is None and any(MEASURED in values for _, values in axes):
+        raise ConfigError(f"sweep = hardware={MEASURED}: needs --from-run, the run that measured its rounds")
     if math.prod(len(values) for _, values in axes) > MOST_POINTS:
         raise ConfigError(f"sweep = {' '.join(args.sweep)}: must have at most {MOST_POINTS} combinations")
     names = [field.path for field, _ in axes]

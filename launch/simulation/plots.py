@@ -8,7 +8,7 @@ import numpy as np
 
 from launch.cli.pyplot import load_pyplot
 from launch.simulation.acceptance import acceptance_length, bisect
-from launch.simulation.answer import answer, both, run
+from launch.simulation.answer import both, run
 from launch.simulation.machine import Evidence, round_costs, sheet_model
 from launch.simulation.point import MEASURED, Point
 from launch.simulation.uncertainty import Interval, interval, sampled, unknown
@@ -31,8 +31,8 @@ def save_plots(directory: str, point: Point, evidence: Evidence) -> None:
     }
     plt = load_pyplot()
     for name, draw in plots.items():
-        if name == "round_parts" and point.hardware == MEASURED:
-            continue  # measured rounds have no parts
+        if name == "round_parts" and (point.hardware == MEASURED or point.draft == "block"):
+            continue  # measured rounds have no parts; those of a block draft are not told apart
         figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
         draw(axes, point, evidence)
         figure.savefig(Path(directory) / f"{name}.png", dpi=150)
@@ -72,8 +72,7 @@ def _by_gpus(axes: Any, point: Point, evidence: Evidence) -> None:
             except ValueError:  # it does not fit
                 continue
             drawn = sampled(pair, evidence, unknown(tried, evidence, {}), SAMPLES)
-            central = answer(pair, evidence).step_speedup
-            found.append((count, interval(central, [each.step_speedup for _, each in drawn])))
+            found.append((count, interval([each.step_speedup for _, each in drawn])))
         values = np.array([each for _, each in found]).reshape(-1, 3)
         (line,) = axes.plot([count for count, _ in found], values[:, 0], marker="o", label=f"lag {lag}")
         axes.fill_between([count for count, _ in found], values[:, 1], values[:, 2], alpha=0.15, color=line.get_color())
@@ -120,7 +119,11 @@ def _break_even(axes: Any, point: Point, evidence: Evidence) -> None:
     positions = rows * (point.prompt_tokens + point.mean_tokens / 2)
     for k in (1, 3, 5, 7):
         cost = np.asarray(costs(rows, positions, k) / costs(rows, positions, 0))
-        needed = [bisect(lambda rate, c=c, k=k: float(acceptance_length(rate, k)) - c, 0.0, 1.0) for c in cost]
+        most = float(acceptance_length(1.0, k))
+        needed = [
+            bisect(lambda rate, c=c, k=k: float(acceptance_length(rate, k)) - c, 0.0, 1.0) if c <= most else np.nan
+            for c in cost
+        ]
         axes.plot(rows, needed, marker=".", label=f"k = {k}")
     axes.set_xscale("log", base=2)
     axes.set_ylim(0, 1.02)

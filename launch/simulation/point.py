@@ -12,7 +12,8 @@ from specjax.options import DraftLength, Fraction, NonNegative, Options, Positiv
 MEASURED = "measured"
 # Sequences of a replica; a simulation takes a step for each.
 MOST_OF_A_REPLICA = 4096
-Seconds = Annotated[float, at_least(0), at_most(1e6)]
+MOST_SECONDS = 1e6
+Seconds = Annotated[float, at_least(0), at_most(MOST_SECONDS)]
 Microseconds = Annotated[float, at_least(0), at_most(1e6)]
 Share = Annotated[float, at_least(1e-3), at_most(1)]
 Count = Annotated[int, at_least(1), at_most(2**16)]
@@ -49,12 +50,14 @@ class Point(Options):
         lag:              Steps by which weights of the generator may be older; 0: synchronous.
         generation_gpus:  With lag, GPUs that generate; the others train. 0: the best split.
         train_s:          Seconds of forward, backward and update. None: from the sheet.
-        logprob_s:        Seconds of the log-prob stage. None: from the sheet, and 0 for specjax, which has none.
+        logprob_s:        Seconds of the log-prob stage. None: logprob_share of training; 0 for specjax, which has none.
+        logprob_share:    That share.
         other_s:          Seconds of data, preparation and reward.
         draft_training:   Seconds of training the draft, as a share of those of training the policy.
         bandwidth_share:  Share of the memory bandwidth that is reached.
         compute_share:    Share of the peak that is reached in generation.
-        training_share:   Share of the peak that is reached in training.
+        verify_factor:    How much longer a verification of drafts takes than the sheets say.
+        training_share:   Share of the peak reached in training, by 6 operations per parameter and token.
         layer_us:         Latency of a layer. None: the engine's.
         draft_pass_us:    Time of a draft pass beside its roofline. None: the engine's.
         host_us:          Host time of a round. None: the engine's.
@@ -88,10 +91,12 @@ class Point(Options):
     generation_gpus: NonNegative = 0
     train_s: Seconds | None = None
     logprob_s: Seconds | None = None
+    logprob_share: Annotated[float, at_least(0), at_most(10)] = 0.4
     other_s: Seconds = 2.0
     draft_training: Annotated[float, at_least(0), at_most(10)] = 0.0
     bandwidth_share: Share = 0.85
     compute_share: Share = 0.60
+    verify_factor: Annotated[float, at_least(0.1), at_most(10)] = 1.0
     training_share: Share = 0.35
     layer_us: Microseconds | None = None
     draft_pass_us: Microseconds | None = None
@@ -150,9 +155,11 @@ class Point(Options):
     def changed(self, changes: Mapping[str, Any]) -> "Point":
         """Return the point with fields changed. Given stage times scale with its tokens, and inversely with its GPUs.
 
-        Raises ValueError if the fields do not go together.
+        A changed draft length replaces draft_lengths. Raises ValueError if the fields do not go together.
         """
-        found = replace(self, **changes)
+        fixed = {"draft_lengths": ()} if "draft_length" in changes else {}
+        found = replace(self, **(fixed | dict(changes)))
         scale = found.sequences * found.mean_tokens * self.gpus / (self.sequences * self.mean_tokens * found.gpus)
         times = {name: getattr(self, name) for name in ("train_s", "logprob_s") if name not in changes}
-        return replace(found, **{name: scale * value for name, value in times.items() if value is not None})
+        scaled = {name: min(scale * value, MOST_SECONDS) for name, value in times.items() if value is not None}
+        return replace(found, **scaled)

@@ -20,6 +20,12 @@ def describe(point: Point, evidence: Evidence) -> Iterator[str]:
     lag = f"lag {point.lag}" if point.lag else "synchronous"
     if point.hardware == MEASURED:
         yield f"a run on its own hardware, {len(evidence.cells)} measured rounds, {point.gpus} data shards, {lag}"
+        if evidence.generation_s:
+            ratio = evidence.modelled_s / evidence.generation_s
+            yield (
+                f"generation of the run as it was: measured {evidence.generation_s:.4g} s, modelled "
+                f"{evidence.modelled_s:.4g} s, {ratio - 1:+.0%}"
+            )
         if not point.train_s:
             yield "the run never probed its stages (--probe-every): those beside generation count as 0"
     else:
@@ -28,8 +34,8 @@ def describe(point: Point, evidence: Evidence) -> Iterator[str]:
         yield f"{point.model} on {point.gpus} {device.name}, {spread}, {lag}; engine {engine.name}: {engine.source}"
         held = memory(point, point.prompt_tokens + point.mean_tokens)
         yield (
-            f"memory of a device in generation: weights {held.weights / 1e9:.1f} GB, a sequence "
-            f"{held.sequence / 1e9:.2f} GB, of {held.device / 1e9:.0f} GB; launch.plan compiles the step"
+            f"memory of a device: weights {held.weights / 1e9:.1f} GB, training state {held.training / 1e9:.1f} GB, "
+            f"a sequence {held.sequence / 1e9:.2f} GB, of {held.device / 1e9:.0f} GB; launch.plan compiles the step"
         )
     lengths = f"mean {point.mean_tokens:,.0f} tokens, at most {point.limit_tokens:,}"
     where = f"{len(evidence.lengths)} measured lengths" if evidence.lengths else f"lognormal, {point.length_spread:g}"
@@ -69,7 +75,10 @@ def lines_of_point(found: "Found", ranges: Mapping[str, Range], details: "Detail
         yield f"{title:24}" + "".join(f"{count:>30}" for count in counts)
     yield f"{'tokens a verification':24}{plain.acceptance_length:>30.2f}{drafted.acceptance_length:>30.2f}"
     yield ""
-    yield f"[low, high] hold {LEVEL:.0%} of samples of the inputs below; each is as likely anywhere in its range"
+    yield (
+        f"[low, high] hold {LEVEL:.0%} of samples of the inputs below, each as likely anywhere in its range; the value "
+        "before is their median; lines without an interval are of the options as given"
+    )
     if details.break_even is None:
         yield f"no acceptance at k = {k} makes a step as fast as without drafts"
     else:
@@ -99,13 +108,13 @@ def sweep_table(rows: Sequence["Found"]) -> Iterator[str]:
             continue
         shown = [_show(row.intervals[name], ".2f") for name in ("generation_speedup", "step_speedup")]
         seconds = _show(row.intervals["drafted_step_s"], ".4g")
-        yield f"{line}{shown[0]:>22}{shown[1]:>22}{seconds:>24}  {row.driver}"
+        yield f"{line}{shown[0]:>22}{shown[1]:>22}{seconds:>24}  {row.driver or '-'}"
 
 
 def as_json(
     args: "SimulateArgs", rows: Sequence["Found"], ranges: Mapping[str, Range], details: "Details | None"
 ) -> dict[str, Any]:
-    """Return all results, in seconds and ratios. Each interval is [value, low, high]."""
+    """Return all results, in seconds and ratios. Each interval is [median, low, high]."""
     return {
         "options": asdict(args),
         "level": LEVEL,

@@ -130,17 +130,18 @@ def carry_over(
 
     fresh: lengths of the sequences of a step; each step goes on with what the one before left.
     """
-    lengths, held = fresh.copy(), np.full(fresh.shape, prompt)
+    lengths, held, gained = fresh.copy(), np.full(fresh.shape, prompt), gains
     taken: list[float] = []
     for _ in range(steps):
-        rollout = simulate(lengths, gains, surface, layout, held)
+        rollout = simulate(lengths, gained, surface, layout, held)
         at = float(np.quantile(rollout.ended, 1 - share, method="lower"))
         taken.append(at)
         left = rollout.left(at)
         going = left > 0
         held = np.where(going, held + (1 - left) * lengths, prompt)
         lengths = np.where(going, np.maximum(left * lengths, 1.0), fresh)
+        gained = np.where(going, gained, gains)
         order = np.argsort(~going, axis=1, kind="stable")  # what was begun gets the first slots
         lengths, held = (np.take_along_axis(each, order, 1) for each in (lengths, held))
-        gains = np.take_along_axis(gains, order[None], 2)
+        gained = np.take_along_axis(gained, order[None], 2)
     return float(np.mean(taken[steps // 2 :]))

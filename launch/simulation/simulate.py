@@ -18,8 +18,9 @@ class Found(NamedTuple):
     """The answer for a point, and how sure it is.
 
     changes:    what a sweep changed.
+    answer:     that of the point itself; intervals are those of samples.
     intervals:  by name of the result (MEASURES).
-    driver:     the input on which the step's speed-up depends most.
+    driver:     the input on which the step's speed-up depends most; None if on no input.
     refused:    why there is no answer; the others are None then.
     """
 
@@ -90,12 +91,10 @@ def _swept(changes: dict[str, Any], args: SimulateArgs, evidence: Evidence, give
         return Found(changes, args.point, refused=str(error))
     kept = {name: each for name, each in given.items() if name not in changes}
     ranges = {name: each for name, each in unknown(point, evidence, kept).items() if name not in changes}
-    return _find(changes, pair, evidence, ranges, max(args.samples // 3, 4))
+    return _find(changes, pair, evidence, ranges, args.samples)
 
 
 def _find(changes: dict[str, Any], pair: Pair, evidence: Evidence, ranges: dict[str, Range], samples: int) -> Found:
     central, drawn = answer(pair, evidence), sampled(pair, evidence, ranges, samples)
-    intervals = {
-        name: interval(measure(central), [measure(each) for _, each in drawn]) for name, measure in MEASURES.items()
-    }
+    intervals = {name: interval([measure(each) for _, each in drawn]) for name, measure in MEASURES.items()}
     return Found(changes, pair[1], central, intervals, driver(drawn, MEASURES["step_speedup"]))

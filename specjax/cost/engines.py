@@ -1,7 +1,8 @@
 """Engine profiles: what an inference engine adds to the roofline of a round.
 
 A roofline explains rounds of large models. It does not explain those that arXiv 2604.26779 measured for an 8B model:
-see docs/cost_model.md.
+see docs/cost_model.md. Constants of vLLM were fitted with a prototype of this cost model, not
+with it.
 """
 
 from dataclasses import dataclass
@@ -51,7 +52,7 @@ class EngineProfile:
 _TILES = "its attention kernel takes tiles of 16 query rows up to 16, of 64 above (FlashInfer's FA2DetermineCtaTileQ)"
 
 ENGINES = {
-    "specjax": EngineProfile("specjax", "one program, no host between rounds; layer: assumed, not measured on a GPU"),
+    "specjax": EngineProfile("specjax", "one program, no host between rounds; layer: assumed"),
     "vllm-2025": EngineProfile(
         "vllm-2025",
         "fitted by a prototype of the model to vLLM#20780, Llama-3.1-8B on an H100, 1 row, k = 2 .. 7",

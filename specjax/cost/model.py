@@ -37,8 +37,7 @@ class CostModel:
             draft_length: Tokens drafted for each row.
         """
         k, engine = draft_length, self.engine
-        factor = engine.attention_factor((k + 1) * self.policy.query_group)
-        found = self.policy.parts(rows, positions, k + 1, attention_factor=factor)
+        found = self._verification(rows, positions, k)
         found["draft"] = self.drafting(rows, positions, k)
         overhead = engine.host + k * engine.draft_pass
         if engine.overlapped:
@@ -50,6 +49,14 @@ class CostModel:
     def seconds(self, rows: Amount, positions: Amount, draft_length: int) -> Amount:
         """Return the seconds of a round. See `parts`."""
         return sum(self.parts(rows, positions, draft_length).values(), 0.0)
+
+    def verification(self, rows: Amount, positions: Amount, draft_length: int) -> Amount:
+        """Return the seconds of the policy's forward in a round."""
+        return sum(self._verification(rows, positions, draft_length).values(), 0.0)
+
+    def _verification(self, rows: Amount, positions: Amount, draft_length: int) -> dict[str, Amount]:
+        factor = self.engine.attention_factor((draft_length + 1) * self.policy.query_group)
+        return self.policy.parts(rows, positions, draft_length + 1, attention_factor=factor)
 
     def constants(self) -> dict[str, float]:
         """Return the constants that are not 0, in seconds, as `policy.fixed`."""

@@ -16,7 +16,7 @@ from launch.simulation.answer import answer, both, break_even, run, worth_of_tra
 from launch.simulation.machine import Evidence, memory, round_costs, stages
 from launch.simulation.options import SimulateArgs, with_run
 from launch.simulation.point import Point
-from launch.simulation.uncertainty import unknown
+from launch.simulation.uncertainty import Range, interval, sampled, unknown
 from tests.launch.run_directories import write_lines, write_run
 from tests.refusals import refuses
 
@@ -56,7 +56,9 @@ def test_a_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     found = json.loads((tmp_path / "found.json").read_text())
     assert "other_s" not in found["ranges"] and found["ranges"]["acceptance_length"]["low"] == 2.5
     plain, refused, drafted, _ = found["answers"]
-    assert plain["step_speedup"] == [1, 1, 1] and drafted["step_speedup"][1] > 1 and "step_speedup" not in refused
+    assert plain["step_speedup"] == [1, 1, 1] and plain["depends_most_on"] is None
+    assert drafted["depends_most_on"] in found["ranges"]
+    assert drafted["step_speedup"][1] > 1 and "step_speedup" not in refused
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,7 @@ def test_a_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path):
         ("--ranges mean_tokens=3,1", "ranges = mean_tokens=...LOW,HIGH"),
         ("--ranges mean_tokens=1,9000", "mean_tokens = 9000.0: "),
         ("--hardware measured", "hardware = measured: ...--from-run"),
+        ("--sweep hardware=h100,measured", "sweep = hardware=measured: ...--from-run"),
         ("--from-run /nowhere", "DIR = /nowhere: "),
         ("--json /nowhere/x.json", "json = /nowhere/x.json: "),
         ("--plots /dev/null/plots", "plots = /dev/null/plots: "),
@@ -100,6 +103,21 @@ def test_ranges_stay_within_what_is_allowed():
     assert found["mean_tokens"].low == 1
 
 
+def test_samples():
+    """Seconds of training follow the tokens of a sample; a default acceptance is less sure than a given one."""
+    pair = both(replace(SMALL, train_s=10.0, draft_length=0), NONE)
+    ranges = {"mean_tokens": Range(50.0, 150.0, ""), "train_s": Range(8.0, 12.0, "")}
+    for values, found in sampled(pair, NONE, ranges, 3):
+        assert found.plain.stages.train == pytest.approx(values["train_s"] * values["mean_tokens"] / 100)
+    asked = [read_options(*words) for words in ((), ("--acceptance-length", "2.8"))]
+    default, given = (unknown(args.point, evidence, {})["acceptance_length"] for args, evidence in asked)
+    assert default.high - default.low > 5 * (given.high - given.low)
+
+
+def test_an_interval_is_of_its_samples_alone():
+    assert interval([float(x) for x in range(101)]) == pytest.approx((50, 5, 95))
+
+
 def test_more_is_never_slower():
     for engine in ("specjax", "vllm-0.17"):
         point = replace(SMALL, engine=engine)
@@ -110,17 +128,20 @@ def test_more_is_never_slower():
     assert run(both(replace(SMALL, bandwidth_share=1.0), NONE)[1], NONE).generation < base.generation
     for name in ("compute_share", "training_share"):
         assert run(both(replace(SMALL, **{name: 1.0}), NONE)[1], NONE).step <= base.step
-    assert run(both(replace(SMALL, gpus=2), NONE)[1], NONE).step > base.step
+    two, four = (run(both(replace(SMALL, model="qwen3-0.6b", gpus=gpus), NONE)[1], NONE) for gpus in (2, 4))
+    assert two.step > four.step
 
 
 def test_stages():
-    """A token of 8B parameters takes 6 x 8e9 operations to train on, and 2 more to compute again."""
+    """A token of 8B parameters takes 6 x 8e9 operations to train on."""
     found = stages(Point(training_share=0.5), 1e6, 8)
-    assert found.train == pytest.approx(8 * 7.57e9 * 1e6 / (8 * 989e12 * 0.5), rel=0.01)
+    assert found.train == pytest.approx(6 * 7.57e9 * 1e6 / (8 * 989e12 * 0.5), rel=0.01)
     assert (found.logprob, found.movement) == (0, 0)
     vllm = stages(Point(training_share=0.5, engine="vllm-0.17", draft_training=0.1), 1e6, 4)
-    assert vllm.logprob == pytest.approx(vllm.train / 4) and vllm.train == pytest.approx(2 * found.train)
+    assert vllm.logprob == pytest.approx(0.4 * vllm.train) and vllm.train == pytest.approx(2 * found.train)
     assert vllm.movement == pytest.approx(0.3, rel=0.1) and vllm.draft_training == pytest.approx(0.1 * vllm.train)
+    assert "logprob_share" not in unknown(Point(), NONE, {})
+    assert unknown(Point(engine="vllm-0.17"), NONE, {})["logprob_share"][:2] == (0.25, 0.6)
     given = stages(Point(train_s=10.0, logprob_s=4.0), 1e6, 4)
     assert (given.train, given.logprob) == (20, 8)
 
@@ -142,7 +163,7 @@ def test_whether_drafts_pay():
     gain = worth_of_training(pair, NONE)
     assert gain is not None and gain > 0
     assert worth_of_training(both(SMALL, NONE), NONE) == pytest.approx(0, abs=1e-3)
-    assert break_even(both(replace(SMALL, draft_training=10.0), NONE), NONE) is None
+    assert break_even(both(replace(SMALL, draft_training=10.0, train_s=10.0), NONE), NONE) is None
 
 
 def test_memory():
@@ -150,6 +171,11 @@ def test_memory():
     held = memory(SMALL, 0)
     assert held.weights == pytest.approx(17e9, rel=0.05)
     assert held.sequence == pytest.approx(420 * (147_456 + 4096), rel=0.01)
+    assert held.training == pytest.approx(16 * 8.6e9 / 4, rel=0.05)
+    assert memory(replace(SMALL, lag=1), 0).training == memory(replace(SMALL, engine="vllm-0.17"), 0).training == 0
+    assert held.slots == int((0.95 * held.device - held.weights - held.training) // held.sequence)
+    with refuses("tensor = 1: ...training state"):
+        both(replace(SMALL, gpus=1), NONE)
     assert memory(replace(SMALL, engine="vllm-0.17"), 42.0).sequence == pytest.approx(held.sequence / 10)
     assert memory(replace(SMALL, tensor=4), 0).weights == pytest.approx(held.weights / 4)
 
@@ -162,6 +188,14 @@ def test_experts_are_spread_over_devices_with_the_same_rows():
     assert [arm.slots for arm in arms] == [32, 16]
     with refuses("generation_gpus = 2: ...replica, 4"):
         replace(mixture, lag=1, generation_gpus=2)
+
+
+def test_slower_verifications():
+    rows, positions = np.array([4.0]), np.array([4000.0])
+    for draft in ("eagle3", "block"):
+        base, slow = (round_costs(replace(SMALL, draft=draft, verify_factor=x), NONE) for x in (1.0, 1.2))
+        assert slow(rows, positions, 0) == base(rows, positions, 0)
+        assert 1.1 < slow(rows, positions, 3) / base(rows, positions, 3) < 1.2
 
 
 def test_block_drafts_pass_once():
@@ -178,6 +212,7 @@ def measured(tmp_path: Path) -> Path:
     third = [None, 0.9, 0.8]
     metrics = {f"rollout__acceptance_rate_pos_{i}": [x and x**i for x in third] for i in (1, 2, 3)}
     times = {f"time__{stage}": [None, 2.0, 4.0] for stage in ("train", "logprob", "data", "prepare", "reward")}
+    times["time__generation"] = [None, 20.0, 20.0]
     path = write_run(tmp_path / "run", 3, **metrics, **times, rollout__length_mean=[30.0] * 3)
     recipe = load_recipe("tiny")
     recipe = replace(recipe, rollout=replace(recipe.rollout, draft_length=3, max_new_tokens=100, group_size=4))
@@ -207,9 +242,35 @@ def test_from_a_run(measured: Path, capsys: pytest.CaptureFixture[str]):
     assert "bandwidth_share" not in unknown(args.point, evidence, {})
     assert main(["--from-run", str(measured), "--draft-length", "1", "--samples", "4", "--train-s", "0"]) == 0
     said = capsys.readouterr().out
+    assert "measured 20 s, modelled" in said and f"{evidence.modelled_s / 20 - 1:+.0%}" in said
+    own = run(both(args.point, evidence)[1], evidence)
+    assert evidence.modelled_s == pytest.approx(own.generation), "of the run's own draft length"
     assert "4 measured rounds" in said and "never probed" in said
-    more, _ = read_options("--from-run", str(measured), "--hardware", "h100")
+    more, _ = read_options("--from-run", str(measured), "--hardware", "h100", "--model", "qwen3-8b")
     assert more.train_s is None and more.slots == 0 and more.acceptance_length == args.acceptance_length
+
+
+def test_a_draft_length_replaces_the_choice_of_a_run(measured: Path):
+    recipe = load_recipe("tiny")
+    rollout = replace(recipe.rollout, draft_length=3, draft_lengths=(0, 1, 3), max_new_tokens=100)
+    (measured / "config.json").write_text(json.dumps(as_recorded(replace(recipe, rollout=rollout))))
+    automatic, _ = read_options("--from-run", str(measured))
+    assert automatic.point.lengths == (0, 1, 3)
+    assert automatic.point.changed({"draft_length": 1}).lengths == (1,)
+    assert read_options("--from-run", str(measured), "--draft-length=3")[0].point.lengths == (3,)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ("--sweep hardware=h100,h200 --model qwen3-8b", "sweep = hardware: ..."),
+        ("--sweep model=qwen3-8b,qwen3-4b", "sweep = model: ...--hardware"),
+        ("--hardware h200", "hardware = h200: ...--model"),
+    ],
+)
+def test_machines_of_a_run_do_not_mix(measured: Path, options: str, message: str):
+    with refuses(message, ConfigError):
+        main(["--from-run", str(measured), *options.split()])
 
 
 def test_a_run_that_cannot_be_asked(measured: Path):

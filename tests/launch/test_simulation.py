@@ -103,6 +103,11 @@ def test_carry_over():
     ones = np.ones((1, *LENGTHS.shape))
     whole = carry_over(LENGTHS, ones, surface, layout, 10.0, 0.0)
     assert whole == pytest.approx(simulate(LENGTHS, ones, surface, layout, 10.0).seconds)
+    # A fresh row keeps the gain that goes with its length: rows that differ in both take the same rounds.
+    rounds = np.broadcast_to(20.0 * np.arange(1, 9), LENGTHS.shape)
+    free = Surface(affine(position=0), 8, 500, (0,))
+    paired = carry_over(LENGTHS, (LENGTHS / rounds)[None], free, layout, 10.0, 0.25)
+    assert paired == pytest.approx(carry_over(rounds, ones, free, layout, 10.0, 0.25), rel=0.02)
     assert 0.2 * whole < carry_over(LENGTHS, ones, surface, layout, 10.0, 0.25) < 0.9 * whole
 
 
