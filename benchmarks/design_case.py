@@ -95,11 +95,11 @@ def main() -> None:
         print(f"| the paper less its log-prob stage | {generation} | {less:.1f} | | | {plain_step / less:.2f} | |")
         for title, variant in variants(name, point).items():
             print(row(title, variant, plain_step), flush=True)
-        many = replace(start, sequences=2048, slots=64, phases=(64, 32, 16, 8, 4), limit_tokens=8192)
+        many = replace(start, sequences=1536, slots=48, phases=(48, 24, 12, 6, 3), limit_tokens=20_480)
         many = replace(with_plain_seconds(many, plain), logprob_s=0.0)
         for k in (3, 5, 7):
             print(
-                row(f"64 rows a GPU, at most 8,192 tokens, k = {k}", replace(many, draft_length=k), plain_step),
+                row(f"48 rows a GPU, at most 20,480 tokens, k = {k}", replace(many, draft_length=k), plain_step),
                 flush=True,
             )
 
