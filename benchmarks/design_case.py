@@ -40,14 +40,14 @@ def with_plain_seconds(point: Point, seconds: float) -> Point:
     low, high = 10.0, 0.98 * point.limit_tokens
     for _ in range(40):
         middle = (low + high) / 2
-        taken = run(both(replace(point, mean_tokens=middle), NONE)[0], NONE).generation
-        low, high = (middle, high) if taken < seconds else (low, middle)
+        generation_s = run(both(replace(point, mean_tokens=middle), NONE)[0], NONE).generation
+        low, high = (middle, high) if generation_s < seconds else (low, middle)
     return replace(point, mean_tokens=low)
 
 
 def variants(name: str, point: Point) -> dict[str, Point]:
     """Return the points of a run's table."""
-    found = {
+    points = {
         "with a log-prob stage, k = 3": replace(point, logprob_s=LOGPROB),
         "with a log-prob stage, k = 5": replace(point, logprob_s=LOGPROB, draft_length=5),
         "k = 3": point,
@@ -60,8 +60,8 @@ def variants(name: str, point: Point) -> dict[str, Point]:
     }
     if name == "Think":
         block = replace(point, draft="block", draft_length=7, measured_at=7, acceptance_length=BLOCK)
-        found["block drafts, k = 7"] = block
-    return found
+        points["block drafts, k = 7"] = block
+    return points
 
 
 def row(title: str, point: Point, paper_step: float) -> str:
@@ -71,13 +71,13 @@ def row(title: str, point: Point, paper_step: float) -> str:
     """
     pair = both(point, NONE)
     ranges = unknown(point, NONE, {"other_s": Range(point.other_s, point.other_s, "published")})
-    found, drawn = answer(pair, NONE), sampled(pair, NONE, ranges, SAMPLES)
-    cells = [f"{found.drafted.generation:.1f}", f"{found.drafted.step:.1f}"]
-    for measure in (lambda each: each.generation_speedup, lambda each: each.step_speedup):
-        value = interval([measure(each) for _, each in drawn])
+    central, samples = answer(pair, NONE), sampled(pair, NONE, ranges, SAMPLES)
+    cells = [f"{central.drafted.generation:.1f}", f"{central.drafted.step:.1f}"]
+    for measure in (lambda result: result.generation_speedup, lambda result: result.step_speedup):
+        value = interval([measure(result) for _, result in samples])
         cells.append(f"{value.value:.2f} [{value.low:.2f}, {value.high:.2f}]")
-    cells.append(f"{paper_step / found.drafted.step:.2f}")
-    cells.append(driver(drawn, lambda each: each.step_speedup) or "")
+    cells.append(f"{paper_step / central.drafted.step:.2f}")
+    cells.append(driver(samples, lambda result: result.step_speedup) or "")
     return f"| {title} | {' | '.join(cells)} |"
 
 
@@ -95,11 +95,11 @@ def main() -> None:
         print(f"| the paper less its log-prob stage | {generation} | {less:.1f} | | | {plain_step / less:.2f} | |")
         for title, variant in variants(name, point).items():
             print(row(title, variant, plain_step), flush=True)
-        many = replace(start, sequences=8192, slots=256, phases=(256, 128, 64, 32, 16, 8, 4), limit_tokens=8192)
+        many = replace(start, sequences=1536, slots=48, phases=(48, 24, 12, 6, 3), limit_tokens=20_480)
         many = replace(with_plain_seconds(many, plain), logprob_s=0.0)
         for k in (3, 5, 7):
             print(
-                row(f"256 rows a GPU, at most 8,192 tokens, k = {k}", replace(many, draft_length=k), plain_step),
+                row(f"48 rows a GPU, at most 20,480 tokens, k = {k}", replace(many, draft_length=k), plain_step),
                 flush=True,
             )
 

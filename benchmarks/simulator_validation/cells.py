@@ -4,9 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-# fitted: the model's constants come from this cell. predicted: they do not. assumed: an input that was not published.
+# fitted: the model's constants come from this cell. predicted: they do not, and every input was published.
+# assumed: an input was not published, or was chosen because it agrees, or published parts of the same run are given.
 # unpredictable: an input is missing, or no mechanism is known.
 Kind = Literal["fitted", "predicted", "assumed", "unpredictable"]
+
+# Relative errors above this one are listed.
+WIDE = 0.25
 
 
 @dataclass(frozen=True)
@@ -42,11 +46,23 @@ class Cell:
         return self.model / self.published - 1
 
     @property
+    def outside(self) -> bool:
+        """True if the model lies outside the measured interval."""
+        if self.measured is None or self.model is None:
+            return False
+        return not self.measured[0] <= self.model <= self.measured[1]
+
+    @property
     def failed(self) -> bool:
         """True if a promise about the cell is broken."""
         if self.low is not None and self.high is not None and self.published is not None:
             return not self.low <= self.published <= self.high
         return self.bound is not None and self.error is not None and abs(self.error) > self.bound
+
+
+def rows_of(rows: int) -> str:
+    """Return a number of rows in words."""
+    return "1 row" if rows == 1 else f"{rows} rows"
 
 
 @dataclass(frozen=True)
@@ -59,6 +75,7 @@ class Section:
         notes:  Paragraphs above the table.
         cells:  The table.
         tables: Further tables, each a header and rows.
+        failures: Sentences about what the model does not reach, beside the cells.
     """
 
     title: str
@@ -66,3 +83,4 @@ class Section:
     notes: Sequence[str]
     cells: Sequence[Cell]
     tables: Sequence[tuple[Sequence[str], Sequence[Sequence[Any]]]] = ()
+    failures: Sequence[str] = ()

@@ -90,8 +90,8 @@ class Fit:
     @property
     def errors(self) -> np.ndarray:
         """Return the absolute relative errors of the cells that were not fitted."""
-        found = [self.speedups[cell] / GENERATION[cell][1] - 1 for cell in GENERATION if cell not in FITTED]
-        return np.abs(found)
+        errors = [self.speedups[cell] / GENERATION[cell][1] - 1 for cell in GENERATION if cell not in FITTED]
+        return np.abs(errors)
 
 
 def _plain(engine: EngineProfile) -> EngineProfile:

@@ -7,11 +7,13 @@ from functools import cache
 import numpy as np
 from scipy.optimize import least_squares
 
-from benchmarks.simulator_validation.eight_b import BASE, FITTED, GENERATION, ROOFLINE, WORKLOADS, Fit, Workload
+from benchmarks.simulator_validation.eight_b import FITTED, GENERATION, ROOFLINE, WORKLOADS, Fit, Workload
 from specjax.cost import EngineProfile
 
 # A mechanism passes if the median and the worst error of the ten other cells are within these.
 MEDIAN, WORST = 0.10, 0.20
+# Largest error of a cell that was fitted, for the fit to count.
+EXACT = 0.01
 
 
 @dataclass(frozen=True)
@@ -23,14 +25,12 @@ class Mechanism:
         engine:    From constants to an engine profile; times in milliseconds.
         start:     Constants from which the fit starts.
         workloads: Rows and limits.
-        rival:     Whether it reproduces the fitted cells at all, so that it counts among the rivals of the band.
     """
 
     name: str
     engine: Callable[..., EngineProfile]
     start: Sequence[float]
     workloads: Sequence[Workload] = WORKLOADS
-    rival: bool = True
 
 
 def _attention(name: str, *points: Callable[[float], tuple[float, float]]) -> Mechanism:
@@ -52,6 +52,13 @@ def _overlapped(draft_ms: float, host_ms: float) -> EngineProfile:
 LINEAR = _attention(
     "draft pass, and attention slower beyond 16 query rows: linear", lambda g: (16.0, 1.0), lambda g: (64.0, 1 + 6 * g)
 )
+# With 128 rows, k = 3 is exactly the 512 tokens that vLLM captures, and k = 5 is 768.
+AT_THE_LIMIT = tuple(
+    Workload(128, limit, (zero, think))
+    for limit in (16_384, 20_480)
+    for zero in (0.7, 0.8, 0.9)
+    for think in (0.4, 0.6)
+)
 MECHANISMS = (
     LINEAR,
     _attention("the same: one step", lambda g: (16.0, 1.0), lambda g: (16.001, 1 + g)),
@@ -68,22 +75,19 @@ MECHANISMS = (
         "draft pass, and rounds beyond 512 tokens leave the captured graphs",
         _eager,
         (1.3, 35.0),
-        tuple(Workload(128, limit, (spread, 0.4)) for limit in (16_384, 20_480) for spread in (0.7, 0.9)),
+        (*AT_THE_LIMIT, *(Workload(rows, 16_384, (0.9, 0.4)) for rows in (16, 32, 64, 256))),
     ),
-    Mechanism("host overlapped with the device", _overlapped, (3.0, 1.0), (BASE,)),
+    Mechanism("host overlapped with the device", _overlapped, (3.0, 1.0)),
     Mechanism(
         "host in series with the device",
         lambda draft_ms: replace(ROOFLINE, draft_pass=1e-3 * draft_ms),
         (1.5,),
-        (BASE,),
-        rival=False,
     ),
     Mechanism(
         "a roofline, nothing else",
         lambda: ROOFLINE,
         (),
-        (BASE, Workload(128, 16_384, (0.9, 0.4)), Workload(256, 8192, (0.9, 0.4))),
-        rival=False,
+        (*WORKLOADS, Workload(256, 8192, (0.9, 0.4))),
     ),
 )
 
@@ -97,9 +101,14 @@ class Tried:
     constants: tuple[float, ...]
 
     @property
+    def exact(self) -> bool:
+        """True if it reproduces the cells that it was fitted to, which makes it a rival."""
+        return all(abs(self.fit.speedups[cell] / GENERATION[cell][1] - 1) <= EXACT for cell in FITTED)
+
+    @property
     def passes(self) -> bool:
         """True if it predicts the other cells."""
-        return bool(np.median(self.fit.errors) <= MEDIAN and self.fit.errors.max() <= WORST)
+        return bool(self.exact and np.median(self.fit.errors) <= MEDIAN and self.fit.errors.max() <= WORST)
 
 
 @cache
@@ -118,6 +127,6 @@ def fitted(mechanism: Mechanism, workload: Workload) -> Tried:
         return [attempt.speedup(*cell[:2], GENERATION[cell][0]) / GENERATION[cell][1] - 1 for cell in FITTED]
 
     scale = np.array(mechanism.start)
-    found = least_squares(residuals, scale, bounds=(0, np.inf), x_scale=scale, diff_step=0.02, xtol=1e-6, ftol=1e-8)
-    constants = tuple(found.x.tolist())
+    solution = least_squares(residuals, scale, bounds=(0, np.inf), x_scale=scale, diff_step=0.02, xtol=1e-6, ftol=1e-8)
+    constants = tuple(solution.x.tolist())
     return Tried(mechanism, Fit(mechanism.engine(*constants), workload), constants)

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.simulator_validation.cells import Cell, Section
-from launch.simulation.step import amdahl
+from benchmarks.simulator_validation.cells import Cell, Kind, Section, rows_of
+from launch.comparison.stage_times import step_speedup
+from launch.simulation.acceptance import predict_length
 from models.published import DECODERS, eagle3_config
 from models.sheets import decoder_sheet, eagle3_sheet
 from specjax.cost import (
@@ -22,6 +23,8 @@ from specjax.cost import (
 
 # Positions of a row where none are published.
 POSITIONS = 1024
+HELD = f"{POSITIONS:,} positions of a row"
+GIVEN = "the generation of the same run, as published"
 ROOFLINE, VLLM = find_engine("specjax"), find_engine("vllm-2025")
 ENGINES = {"roofline": ROOFLINE, "vllm-2025": VLLM}
 
@@ -33,14 +36,14 @@ def model_of(model: str, hardware: str, engine: EngineProfile, tensor: int = 1, 
     return cost_model(policy, sheet, device, Deployment(tensor=tensor, expert=tensor), engine=engine)
 
 
-def cost(found: CostModel, rows: int, k: int, positions: int = POSITIONS) -> float:
+def cost(round_costs: CostModel, rows: int, k: int, positions: int = POSITIONS) -> float:
     """Return the seconds of a round over those of one without drafts."""
-    return float(found.seconds(rows, rows * positions, k) / found.seconds(rows, rows * positions, 0))
+    return float(round_costs.seconds(rows, rows * positions, k) / round_costs.seconds(rows, rows * positions, 0))
 
 
-def plain_ms(found: CostModel, rows: int, positions: int = POSITIONS) -> float:
+def plain_ms(round_costs: CostModel, rows: int, positions: int = POSITIONS) -> float:
     """Return the milliseconds of a round without drafts."""
-    return 1e3 * float(found.seconds(rows, rows * positions, 0))
+    return 1e3 * float(round_costs.seconds(rows, rows * positions, 0))
 
 
 # Costs of rounds in rounds without drafts, and milliseconds of the latter.
@@ -58,6 +61,9 @@ EAGLE3 = dict(
 )
 VLLM_031 = {1: (125.0, 10.5), 8: (898.0, 4739 / 898), 32: (2726.0, 9538 / 2726)}
 PR_2059 = {1: 1.53, 2: 1.77, 4: 2.61, 7: 4.83, 10: 6.23}
+
+# NVIDIA's cohort of 2026-08-23: acceptance length at k = 3, rows of an engine, positions of a row.
+COHORT, COHORT_ROWS, COHORT_POSITIONS = 2.5, 8, 800
 
 
 def rounds() -> Iterator[Section]:
@@ -82,52 +88,66 @@ def rounds() -> Iterator[Section]:
 
 def _llama() -> Iterator[Cell]:
     for name, engine in ENGINES.items():
-        found, kind = model_of("llama-3.1-8b", "h100", engine), "predicted" if engine is ROOFLINE else "fitted"
-        yield Cell(f"{name}: ms without drafts", 7.07, plain_ms(found, 1), kind)
+        round_costs = model_of("llama-3.1-8b", "h100", engine)
+        kind: Kind = "assumed" if engine is ROOFLINE else "fitted"
+        why = HELD if engine is ROOFLINE else ""
+        yield Cell(f"{name}: ms without drafts", 7.07, plain_ms(round_costs, 1), kind, why=why)
         for k, published in LLAMA.items():
-            yield Cell(f"{name}: cost at k = {k}", published, cost(found, 1, k), kind)
+            yield Cell(f"{name}: cost at k = {k}", published, cost(round_costs, 1, k), kind, why=why)
 
 
 def _angelslim() -> Iterator[Cell]:
     for name, engine in ENGINES.items():
         for model, (plain, ratio) in ANGELSLIM.items():
-            found = model_of(model, "h20", engine)
-            yield Cell(f"{name}: {model}, ms without drafts", plain, plain_ms(found, 1), "predicted")
-            yield Cell(f"{name}: {model}, cost", ratio, cost(found, 1, 2), "predicted")
+            round_costs = model_of(model, "h20", engine)
+            yield Cell(f"{name}: {model}, ms without drafts", plain, plain_ms(round_costs, 1), "assumed", why=HELD)
+            yield Cell(f"{name}: {model}, cost", ratio, cost(round_costs, 1, 2), "assumed", why=f"k = 2, and {HELD}")
 
 
 def _by_rows() -> Iterator[Cell]:
     for name, engine in ENGINES.items():
-        found = model_of("llama-3.1-8b", "h100", engine)
+        round_costs = model_of("llama-3.1-8b", "h100", engine)
         for rows, published in EAGLE3.items():
-            yield Cell(f"{name}: {rows} rows", published, cost(found, rows, 3), "predicted")
+            yield Cell(
+                f"{name}: {rows_of(rows)}",
+                published,
+                cost(round_costs, rows, 3),
+                "assumed",
+                why=f"acceptance length, and {HELD}",
+            )
 
 
 def _newer_vllm() -> Iterator[Cell]:
     for name, engine in ENGINES.items():
-        found = model_of("qwen3-8b", "h100", engine)
+        round_costs = model_of("qwen3-8b", "h100", engine)
         for rows, (speed, oracle) in VLLM_031.items():
-            made = 1e3 * rows / plain_ms(found, rows)
-            yield Cell(f"{name}: {rows} rows, tokens/s without drafts", speed, made, "predicted")
+            made = 1e3 * rows / plain_ms(round_costs, rows)
+            yield Cell(f"{name}: {rows_of(rows)}, tokens/s without drafts", speed, made, "assumed", why=HELD)
             # Drafts of 12 tokens that are always right, and cost nothing to make.
-            free = replace(found, first=Forward(), later=Forward(), engine=replace(engine, draft_pass=0.0))
+            free = replace(round_costs, first=Forward(), later=Forward(), engine=replace(engine, draft_pass=0.0))
             yield Cell(
-                f"{name}: {rows} rows, cost with an oracle, k = 12", 13 / oracle, cost(free, rows, 12), "predicted"
+                f"{name}: {rows_of(rows)}, cost with an oracle, k = 12",
+                13 / oracle,
+                cost(free, rows, 12),
+                "assumed",
+                why=HELD,
             )
 
 
 def _mixture() -> Iterator[Cell]:
     for name, engine in ENGINES.items():
-        found = model_of("qwen3-30b-a3b", "h100", engine, tensor=2)
+        round_costs = model_of("qwen3-30b-a3b", "h100", engine, tensor=2)
         for rows, published in {1: 2.59, 4: 2.35}.items():
-            yield Cell(f"{name}: {rows} rows", published, cost(found, rows, 3), "predicted")
+            yield Cell(f"{name}: {rows_of(rows)}", published, cost(round_costs, rows, 3), "assumed", why=HELD)
 
 
 def _draft_model() -> Iterator[Cell]:
     for name, engine in ENGINES.items():
-        found = model_of("qwen3-32b", "h100", engine, tensor=4, draft="qwen3-1.7b")
+        round_costs = model_of("qwen3-32b", "h100", engine, tensor=4, draft="qwen3-1.7b")
         for k, published in PR_2059.items():
-            yield Cell(f"{name}: k = {k}", published, cost(found, 16, k), "assumed", why="rows and sharding")
+            yield Cell(
+                f"{name}: k = {k}", published, cost(round_costs, 16, k), "assumed", why=f"rows, sharding and {HELD}"
+            )
 
 
 def steps() -> Section:
@@ -135,27 +155,33 @@ def steps() -> Section:
     cells: list[Cell] = []
     skyrl = 400.7 - 310.1
     for name, engine in ENGINES.items():
-        found = model_of("qwen3-8b", "h100", engine)
-        band = [3.32 / cost(found, rows, 3, 3000) for rows in (8, 64)]
+        round_costs = model_of("qwen3-8b", "h100", engine)
+        band = [3.32 / cost(round_costs, rows, 3, 3000) for rows in (8, 64)]
         why = "as Qwen3-8B with an EAGLE-3 head, 8 to 64 rows a GPU; it is Qwen3.5-9B with its own MTP head"
         middle = float(np.mean(band))
         cells.append(Cell(f"SkyRL#1832, generation, {name}", 2.03, middle, "assumed", why=why))
         step = 400.7 / (310.1 / middle + skyrl + 61.3 - 57.3)
         cells.append(Cell(f"SkyRL#1832, step, {name}", 1.62, step, "assumed", why=why))
     step = 400.7 / (152.4 + skyrl + 61.3 - 57.3)
-    cells.append(Cell("SkyRL#1832, step, from the published generation and training", 1.62, step, "predicted", 0.05))
+    name, why = "SkyRL#1832, step, from the published generation and training", "all its stages, as published"
+    cells.append(Cell(name, 1.62, step, "assumed", 0.05, why=why))
     share = (1 - 1 / 1.17) / (1 - 1 / 1.28)
-    cells.append(Cell("NVIDIA cohort 2026-08-23, 30B-A3B, EAGLE-3 k = 3: step", 1.17, amdahl(share, 1.28), "fitted"))
+    cells.append(
+        Cell("NVIDIA cohort 2026-08-23, 30B-A3B, EAGLE-3 k = 3: step", 1.17, step_speedup(share, 1.28), "fitted")
+    )
     cohort = {"EAGLE-3 k = 5": (1.24, 1.14), "DFlash k = 5, in-domain": (1.63, 1.32), "DFlash k = 7": (1.62, 1.32)}
     cohort |= {"DSpark k = 5": (1.56, 1.30), "DFlash k = 5, as published": (1.36, 1.19)}
     for draft, (generation, published) in cohort.items():
         name = f"the same, {draft}: step, from the published generation"
-        cells.append(Cell(name, published, amdahl(share, generation), "predicted", 0.05))
+        cells.append(Cell(name, published, step_speedup(share, generation), "assumed", 0.05, why=GIVEN))
     for name, engine in ENGINES.items():
-        found = model_of("qwen3-30b-a3b", "gb200", engine)
+        round_costs = model_of("qwen3-30b-a3b", "gb200", engine)
         for k, published in {3: 1.28, 5: 1.24}.items():
-            value = 2.5 / cost(found, 32, k, 800)
-            why = "acceptance length 2.5 (2.3 to 2.7 is published elsewhere), 32 rows a GPU"
+            value = predict_length(COHORT, 3, k) / cost(round_costs, COHORT_ROWS, k, COHORT_POSITIONS)
+            why = (
+                f"acceptance length {COHORT} at k = 3 (2.3 to 2.7 is published elsewhere), and {COHORT_POSITIONS} "
+                f"positions of a row; published: {COHORT_ROWS} rows an engine, at most 1,024 tokens"
+            )
             cells.append(Cell(f"the same, EAGLE-3 k = {k}: generation, {name}", published, value, "assumed", why=why))
         value = 1.657 / cost(model_of("qwen3-235b-a22b", "gb200", engine, tensor=8), 16, 1, 4000)
         why = "16 rows, tensor 8. NVIDIA's own measurement against its projection: a round of k = 1 cost 1.68"

@@ -1,10 +1,10 @@
 """The validation page, as Markdown, and its results as JSON."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.simulator_validation.cells import Cell, Section
+from benchmarks.simulator_validation.cells import WIDE, Cell, Section
 from benchmarks.simulator_validation.others import UNPREDICTABLE
 
 COMMAND = "python -m benchmarks.simulator_validation"
@@ -18,12 +18,12 @@ Every published number that we know of, beside what the simulator ([simulator.md
 | kind | meaning |
 |---|---|
 | fitted | the model's constants come from this number, so that agreement proves nothing |
-| predicted | they do not |
-| assumed | predicted, with an input that was not published |
+| predicted | they do not, and every input of the case was published |
+| assumed | an input was not published, or was chosen because it agrees, or published parts of the same run are given |
 | unpredictable | an input is missing, or no mechanism is known |
 
-Where a bound or a band is given, it is promised, and the last column says whether the promise holds. Other errors are
-as large as they are.
+Where a bound or a band is given, it is promised, and the last column says whether the promise holds. An error with
+"outside" lies outside the interval that was measured. Tables of rivals and of shardings have further errors.
 """
 
 
@@ -55,19 +55,28 @@ def _summary(sections: Sequence[Section]) -> Iterator[str]:
     promised = [(section, cell) for section in sections for cell in section.cells if _promise(cell)]
     failed = [(section, cell) for section, cell in promised if cell.failed]
     yield f"{len(promised)} cells have a promise; {len(failed)} of them break it{':' if failed else '.'}"
-    yield ""
-    yield from (f"- {section.title}: {cell.name}" for section, cell in failed)
-    wide = [
-        (section, cell)
-        for section in sections
-        for cell in section.cells
-        if not _promise(cell) and cell.kind in ("predicted", "assumed") and abs(cell.error or 0) > 0.25
-    ]
-    yield ("\n" if failed else "") + f"{len(wide)} cells without a promise are off by more than a quarter:"
-    yield ""
-    for title in dict.fromkeys(section.title for section, _ in wide):
-        errors = [cell.error for section, cell in wide if section.title == title and cell.error is not None]
-        yield f"- {title}: {len(errors)}, from {min(errors):+.0%} to {max(errors):+.0%}"
+    if failed:
+        yield from ("", *(f"- {section.title}: {cell.name}" for section, cell in failed))
+    yield from _list("What the model does not reach", [line for section in sections for line in section.failures])
+    wide = _named(sections, lambda cell: abs(cell.error or 0) > WIDE, lambda cell: f"{cell.name} ({cell.error:+.0%})")
+    yield from _list(f"Cells that are off by more than {WIDE:.0%}, with a promise or without", wide)
+    outside = _named(sections, lambda cell: cell.outside, lambda cell: cell.name)
+    yield from _list("Cells that are outside their measured interval", outside)
+
+
+def _list(title: str, lines: Sequence[str]) -> Iterator[str]:
+    if lines:
+        yield from ("", f"{title}:", "", *(f"- {line}" for line in lines))
+
+
+def _named(sections: Sequence[Section], chosen: Callable[[Cell], bool], name: Callable[[Cell], str]) -> list[str]:
+    """Return a line for each section with such cells: how many of how many, and which."""
+    lines = []
+    for section in sections:
+        names = [name(cell) for cell in section.cells if chosen(cell)]
+        if names:
+            lines.append(f"{section.title}: {len(names)} of {len(section.cells)}: {'; '.join(names)}")
+    return lines
 
 
 def _cells(cells: Sequence[Cell]) -> Iterator[str]:
@@ -78,6 +87,7 @@ def _cells(cells: Sequence[Cell]) -> Iterator[str]:
         if cell.measured is not None:
             published += f" [{cell.measured[0]:.3g}, {cell.measured[1]:.3g}]"
         error = "" if cell.error is None else f"{cell.error:+.1%}"
+        error += ", outside" if cell.outside else ""
         model = "" if cell.model is None else f"{cell.model:.3g}"
         kind = f"{cell.kind}: {cell.why}" if cell.why else cell.kind
         holds = ("fails" if cell.failed else "holds") if _promise(cell) else ""

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from benchmarks.simulator_validation.cells import Cell, Section
+from benchmarks.simulator_validation.cells import Cell, Section, rows_of
 from benchmarks.simulator_validation.others import ROOFLINE, cost, model_of, plain_ms
 from benchmarks.simulator_validation.own import RESULTS
 
@@ -19,20 +19,21 @@ def section() -> Section:
     """Return the cells of the file's rounds."""
     notes = [
         "From the sheet of an H100 and the shapes of Qwen3-8B; shares of bandwidth and peak and the latency of a layer "
-        "are assumed. Costs of rounds with drafts are in rounds without, as measured in turns with them.",
+        "are those of the roofline everywhere, not measured there. Costs of rounds with drafts are in rounds "
+        "without, as measured in turns with them.",
     ]
     where = f"`{FILE.relative_to(RESULTS.parents[1])}`, launch.bench, jax 0.11.2"
     return Section("Our own: Qwen3-8B on an H100", where, notes, [*_cells(FILE.read_text(encoding="utf-8"))])
 
 
 def _cells(text: str) -> Iterator[Cell]:
-    found = model_of(MODEL, HARDWARE, ROOFLINE)
+    round_costs = model_of(MODEL, HARDWARE, ROOFLINE)
     for line in _PLAIN.finditer(text):
         positions, rows = int(line[1]), int(line[2])
-        name = f"{rows} rows, {positions:,} positions: ms without drafts"
-        yield Cell(name, float(line[3]), plain_ms(found, rows, positions), "predicted")
+        name = f"{rows_of(rows)}, {positions:,} positions: ms without drafts"
+        yield Cell(name, float(line[3]), plain_ms(round_costs, rows, positions), "predicted")
     for line in _DRAFTED.finditer(text):
         positions, rows, k = int(line[1]), int(line[2]), int(line[3])
-        name = f"{rows} rows, {positions:,} positions, k = {k}: cost"
+        name = f"{rows_of(rows)}, {positions:,} positions, k = {k}: cost"
         measured = float(line[6]), float(line[7])
-        yield Cell(name, float(line[5]), cost(found, rows, k, positions), "predicted", measured=measured)
+        yield Cell(name, float(line[5]), cost(round_costs, rows, k, positions), "predicted", measured=measured)

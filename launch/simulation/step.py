@@ -55,8 +55,3 @@ def step_seconds(generation: Sequence[float], rest: float, lag: int) -> Step:
         ends.append(trained)
     half = steps - steps // 2
     return Step((ends[-1] - ends[steps // 2 - 1]) / half, waited / half)
-
-
-def amdahl(share: float, speedup: float) -> float:
-    """Return the speed-up of the whole if a share of it is faster."""
-    return 1 / (1 - share + share / speedup)

@@ -6,7 +6,7 @@ import pytest
 from launch.simulation.acceptance import acceptance_length, first_rate, predict_length, tokens_per_round
 from launch.simulation.lengths import Lengths, with_mean
 from launch.simulation.rollout import Layout, carry_over, simulate
-from launch.simulation.step import amdahl, step_seconds
+from launch.simulation.step import step_seconds
 from launch.simulation.surface import Surface
 from tests.refusals import refuses
 
@@ -119,7 +119,6 @@ def test_steps():
     # Rollouts of different lengths: lag 1 waits for the longer of each pair, more lag evens them out.
     uneven = [step_seconds([40.0, 80.0], 60.0, lag).seconds for lag in (0, 1, 2)]
     assert uneven[0] == pytest.approx(120) and uneven[0] > uneven[1] > uneven[2] == pytest.approx(60, rel=0.05)
-    assert amdahl(0.65, 2.72) == pytest.approx(1.70, rel=0.01) and amdahl(0.5, 1.0) == 1
 
 
 def test_a_surface_is_what_it_tabulates():
