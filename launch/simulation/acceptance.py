@@ -17,7 +17,7 @@ def acceptance_length(first: np.ndarray | float, draft_length: int, decay: float
     first: probability that position 1 of a draft is accepted. That of position i, given that those before it are, is
     first * decay ** (i - 1).
     """
-    rate = np.asarray(first, np.float64)
+    rate = np.array(first, np.float64)
     reached, tokens = np.ones_like(rate), np.ones_like(rate)
     for _ in range(draft_length):
         reached = reached * rate

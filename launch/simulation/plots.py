@@ -118,7 +118,7 @@ def _break_even(axes: Any, point: Point, evidence: Evidence) -> None:
     rows, costs = _rows(point), round_costs(point, evidence)
     positions = rows * (point.prompt_tokens + point.mean_tokens / 2)
     for k in (1, 3, 5, 7):
-        cost = np.asarray(costs(rows, positions, k) / costs(rows, positions, 0))
+        cost = np.array(costs(rows, positions, k) / costs(rows, positions, 0))
         most = float(acceptance_length(1.0, k))
         needed = [
             bisect(lambda rate, c=c, k=k: float(acceptance_length(rate, k)) - c, 0.0, 1.0) if c <= most else np.nan

@@ -79,7 +79,7 @@ def simulate(
     """
     replicas, sequences = lengths.shape
     slots, every = min(layout.slots, sequences), np.arange(replicas)
-    held = np.broadcast_to(np.asarray(start, np.float64), lengths.shape)
+    held = np.broadcast_to(np.array(start, np.float64), lengths.shape)
     row = np.tile(np.arange(slots), (replicas, 1))
     waiting = np.full(replicas, slots)
     left, position = lengths[:, :slots].copy(), held[:, :slots].copy()

@@ -26,7 +26,7 @@ def test_row_04_a_reduced_vocabulary_without_its_map_is_refused(tmp_path: Path, 
     public.write(tmp_path / "whole")
     np.testing.assert_array_equal(load_eagle3(tmp_path / "whole", ONE).target_ids, np.arange(size))
     public.write(tmp_path / "none", d2t=None, t2d=None)
-    with refuses(f"none: d2t: ...{size} of {VOCAB}"):
+    with refuses(f"none: d2t: ...{size} out of {VOCAB}"):
         load_eagle3(tmp_path / "none", ONE)
     public.write(tmp_path / "flags", d2t=None)
     with refuses("flags: t2d: "):

@@ -40,7 +40,7 @@ def test_it_is_read_where_the_draft_was(tmp_path: Path):
     assert read(None) is None
     wide = replace(HEAD, hidden_size=24)
     assert read_stated_policy(Draft(NoDrafter(), read_from="draft.path"), config) == by_name["draft"]
-    message = "/draft...made_for.json...hidden_size = 16...hidden_size = 24"
+    message = "/draft...made_for.json...hidden_size = 16...24"
     with refuses(f"draft.path = ...{message}"):
         read("draft.path", wide)
 

@@ -233,7 +233,7 @@ def test_tiny_from_warm_up_to_the_closing_comparison(
             staged.append("probe")
             return super().__call__(state, prompts)
 
-    monkeypatch.setattr(launch.train, "ProbeStep", Counted)
+    monkeypatch.setattr("launch.run.loop.ProbeStep", Counted)
     to_wandb = fake_wandb(monkeypatch)
     options = TINY | more | {"--out": str(tmp_path / "run"), "--log.wandb-project": "sums"}
     assert launch.train.main(argv("tiny", options)) == 0
