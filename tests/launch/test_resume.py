@@ -237,7 +237,10 @@ def test_programs_name_a_save(whole: Path):
 
 @pytest.mark.slow
 def test_a_run_continues_on_another_mesh(tmp_path: Path):
-    """From one device to two and back, with other microbatches: equal tokens, and metrics equal up to rounding."""
+    """A run moved from one device to two and back, with another number of microbatches, keeps its tokens.
+
+    Its metrics are equal up to rounding.
+    """
     rollout = RolloutOptions(group_size=2, max_new_tokens=8, draft_length=2, verifier="coupled")
     online = DraftTrainingConfig(max_every=1)
     fixed = replace(CONFIG, rollout=rollout, steps=4, checkpoint=CheckpointConfig(every=2), draft_training=online)
