@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 
 class Flops(NamedTuple):
-    """Operations over all devices: those that run a known number of times, and those of one turn of the longest loop.
+    """Operations over all devices: those that run a known number of times, and those of one turn of the largest loop.
 
+    Loops whose number of turns depends on data count; of nested ones, the inner one.
     `launch.plan.traffic.Collectives` divides a program in the same way.
     """
 
@@ -33,7 +34,11 @@ def flops(jaxpr: Any) -> Flops:
             branch = max(inner, key=sum)
             fixed, turn = fixed + branch.fixed, max(turn, branch.turn)
         elif name == "while":
-            turn = max(turn, sum(map(sum, inner)))
+            once, largest = sum(part.fixed for part in inner), max(part.turn for part in inner)
+            if _runs_once(eqn.params):
+                fixed, turn = fixed + once, max(turn, largest)
+            else:
+                turn = max(turn, largest or once)
         elif inner:
             times = _times(name, eqn.params)
             fixed += times * sum(part.fixed for part in inner)
@@ -49,6 +54,11 @@ def _times(name: str, params: dict[str, Any]) -> int:
     if name == "shard_map":
         return prod(params["mesh"].shape[axis] for axis in params["newly_manual_axes"])
     return 1
+
+
+def _runs_once(params: dict[str, Any]) -> bool:
+    """Return whether a loop is a branch of `kernels.gpu.run_if`: its condition reads a flag and computes nothing."""
+    return not params["cond_jaxpr"].jaxpr.eqns
 
 
 def _called(params: dict[str, Any]) -> Iterator[Any]:

@@ -70,10 +70,10 @@ def memory_table(programs: dict[str, Planned], capacity: int | None) -> Iterator
 
 
 def traffic_table(programs: dict[str, Planned]) -> Iterator[str]:
-    """Yield the lines of collectives: of each program, and of one speculative round at the longest draft length."""
+    """Yield the lines of collectives: of each program, of one admission, and of one round at the longest draft."""
     yield f"{'collectives':34}{'between':>24}{'times':>8}{'MB received':>14}"
     for title, found in _parts(programs):
-        if not found.count:
+        if not found.count and title != "one admission":
             yield f"  {title}: none"
         for kind, count in found.count.items():
             between = ", ".join(kind.axes) or "one device"
@@ -130,6 +130,7 @@ def as_json(
 
 def _parts(programs: dict[str, Planned]) -> Iterator[tuple[str, Traffic]]:
     yield "generate", programs["generate"].collectives.fixed
+    yield "one admission", programs["generate"].collectives.outer
     yield "one round", programs["generate"].collectives.turn
     yield "update", programs["update"].collectives.fixed
 

@@ -38,23 +38,29 @@ class Traffic:
 
 
 class Collectives(NamedTuple):
-    """Collectives of a program: those that run a known number of times, and those of one turn of its longest loop.
+    """Collectives of a program, by how often they run.
 
-    A loop over rounds ends when all rows have ended, so its number of turns depends on data. Of several such loops, and
-    of the branches of a conditional, only the one that moves the most bytes counts.
+    The number of turns of some loops depends on data: one over rounds ends when all rows have ended. Of several such
+    loops, and of the branches of a conditional, only the one that moves the most bytes counts.
+
+    Attributes:
+        fixed: a known number of times.
+        outer: once per turn of a loop that holds another such loop: the admission of waiting sequences.
+        turn:  once per turn of a loop that holds no other: a round.
     """
 
     fixed: Traffic
+    outer: Traffic
     turn: Traffic
 
     @property
     def total(self) -> int:
-        return self.fixed.total + self.turn.total
+        return sum(part.total for part in self)
 
 
 def collectives_of(program: Program, mesh: Mesh, computation: str | None = None) -> Collectives:
     """Return the collectives of a compiled program, or of one computation in it, including those it calls."""
-    fixed, turn = Traffic(), Traffic()
+    fixed, outer, turn = Traffic(), Traffic(), Traffic()
     for line in program.computations[computation or program.entry]:
         operation = line.opcode.removesuffix("-start")
         if operation in COLLECTIVES:
@@ -65,16 +71,33 @@ def collectives_of(program: Program, mesh: Mesh, computation: str | None = None)
             inner, trips = [collectives_of(program, mesh, name) for name in called], _TRIPS.search(line.line)
             if line.opcode == "conditional":
                 inner = [max(inner, key=lambda part: part.total)]
-            elif line.opcode == "while" and not trips:
-                one_turn = Traffic()
-                for part in inner:
-                    one_turn.add(part.fixed)
-                    one_turn.add(part.turn)
-                inner = [Collectives(Traffic(), one_turn)]
+            elif line.opcode == "while" and not trips and not _runs_once(program, line):
+                inner = [_of_a_turn(inner)]
             for part in inner:
                 fixed.add(part.fixed, int(trips[1]) if trips else 1)
-                turn = max(turn, part.turn, key=lambda each: each.total)
-    return Collectives(fixed, turn)
+                outer, turn = (
+                    max(pair, key=lambda each: each.total) for pair in ((outer, part.outer), (turn, part.turn))
+                )
+    return Collectives(fixed, outer, turn)
+
+
+def _of_a_turn(parts: list[Collectives]) -> Collectives:
+    """Return the collectives of one turn of a loop with this condition and body."""
+    once = Traffic()
+    for part in parts:
+        once.add(part.fixed)
+    inner = max(parts, key=lambda part: part.turn.total)
+    if not inner.turn.total:
+        return Collectives(Traffic(), Traffic(), once)
+    once.add(inner.outer)
+    return Collectives(Traffic(), once, inner.turn)
+
+
+def _runs_once(program: Program, loop: Instruction) -> bool:
+    """Return whether a loop is a branch of `kernels.gpu.run_if`: its condition reads a flag and computes nothing."""
+    condition = re.search(r"condition=%?([\w.\-]+)", loop.line)
+    assert condition
+    return all(line.opcode in ("parameter", "get-tuple-element") for line in program.computations[condition[1]])
 
 
 def received(line: Instruction) -> int:

@@ -1,10 +1,10 @@
 """Kernels for NVIDIA GPUs.
 
-Measured on one H100 with jax 0.11.2: `python -m benchmarks.gpu.attention`, and rounds of Qwen3-8B
-(benchmarks/results/attention_h100.txt, rounds_h100.txt).
+`attend` was measured on one H100 with jax 0.11.2: `python -m benchmarks.gpu.attention`, and rounds of Qwen3-8B
+(benchmarks/results/attention_h100.txt, rounds_h100.txt). For the others, programs compiled for a GPU were read.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.kernels import plain
+from specjax.kernels.plain import State
 from specjax.types import LayerCache
 
 # XLA reads shorter caches as fast, for one token of a row and for several. More than MOST_TOKENS are a prompt.
@@ -56,6 +57,25 @@ def attend(
         check_vma=False,
     )
     return island(q, *cache, start)
+
+
+def run_if(condition: Bool[Array, ""], branch: Callable[[State], State], state: State) -> State:
+    """Run a branch as a loop of at most one turn, which updates the caches in place.
+
+    XLA (jax 0.10.2) copies caches that a branch of a conditional writes: they take twice the memory.
+    """
+
+    def turn(carry: tuple[Array, State]) -> tuple[Array, State]:
+        return jnp.zeros_like(condition), branch(carry[1])
+
+    return jax.lax.while_loop(lambda carry: carry[0], turn, (condition, state))[1]
+
+
+def switch(index: Int[Array, ""] | int, branches: Sequence[Callable[[State], State]], state: State) -> State:
+    """Run the branches one after the other, each by `run_if`: all but one do nothing; none runs at another index."""
+    for number, branch in enumerate(branches):
+        state = run_if(jnp.asarray(index == number), branch, state)
+    return state
 
 
 def _pays(q: Float[Array, "B T N H"], keys: Float[Array, "B G S H"]) -> bool:

@@ -121,6 +121,11 @@ def while_loop(condition: Callable[[State], Bool[Array, ""]], body: Callable[[St
     return jax.lax.while_loop(condition, body, state)
 
 
+def run_if(condition: Bool[Array, ""], branch: Callable[[State], State], state: State) -> State:
+    """Return `branch(state)` if the condition holds, otherwise the state, which holds caches."""
+    return jax.lax.cond(condition, branch, lambda state: state, state)
+
+
 def switch(index: Int[Array, ""] | int, branches: Sequence[Callable[[State], State]], state: State) -> State:
     """Run `jax.lax.switch` over a state that holds caches, with branches that return the next state."""
     return jax.lax.switch(index, branches, state)

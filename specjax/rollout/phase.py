@@ -52,9 +52,7 @@ class PhaseRun:
 
         def fill_and_decode(loop: tuple[Carry, Array]) -> tuple[Carry, Array]:
             carry, total = loop
-            carry = jax.lax.cond(
-                self._has_room(carry.state, self._waiting(carry)), self._admit, lambda carry: carry, carry
-            )
+            carry = kernels.run_if(self._has_room(carry.state, self._waiting(carry)), self._admit, carry)
             waiting = self._waiting(carry)
             state, count = self._decode(
                 carry.state, lambda state, _: self._has_ended(state, waiting) | self._has_room(state, waiting)

@@ -24,6 +24,7 @@ from launch.plan.rounds import round_times
 from launch.plan.traffic import collectives_of
 from models.config import ExpertsConfig
 from models.files import read_json
+from specjax import kernels
 from specjax.cost import HARDWARE
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.testing.hlo import Program, collectives
@@ -147,9 +148,14 @@ def test_operations_are_counted_through_loops_branches_and_shards():
         x = jax.lax.cond(x[0, 0] > 0, lambda x: x @ w @ w, lambda x: x @ w, x)
         x = jax.shard_map(lambda x: x @ w, mesh=mesh, in_specs=P("data"), out_specs=P("data"))(x)
         x = jax.lax.ragged_dot(x, jnp.stack([w, w]), jnp.array([1, 2]))
-        return jax.lax.while_loop(lambda x: x[0, 0] < 9, lambda x: jnp.sin(x @ w), x)
+        x = kernels.gpu.run_if(x[0, 0] > 0, lambda x: x @ w, x)
 
-    assert flops(jax.make_jaxpr(run)(x, w).jaxpr) == (7 * product, product)
+        def inner(x: jax.Array) -> jax.Array:
+            return jax.lax.while_loop(lambda x: x[0, 0] < 9, lambda x: jnp.sin(x @ w), x)
+
+        return jax.lax.while_loop(lambda x: x[0, 0] < 9, lambda x: inner(x @ w @ w), x)
+
+    assert flops(jax.make_jaxpr(run)(x, w).jaxpr) == (8 * product, product)
 
 
 COMPILED = """
@@ -159,6 +165,16 @@ COMPILED = """
 
 %body (p: (f32[4,8])) -> (f32[4,8]) {
   %sum = f32[4,8]{1,0} all-reduce(%x), replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%add
+}
+
+%flag (p: (pred[], f32[4,8])) -> pred[] {
+  %p = (pred[], f32[4,8]) parameter(0)
+  ROOT %first = pred[] get-tuple-element(%p), index=0
+}
+
+%outer (p: (f32[4,8])) -> (f32[4,8]) {
+  %once = (f32[4,8]) while(%t), condition=%flag, body=%body
+  %round = (f32[4,8]) while(%t), condition=%condition, body=%body
 }
 
 %long (p: (f32[4,8])) -> (f32[4,8]) {
@@ -173,15 +189,16 @@ COMPILED = """
 ENTRY %main (p: f32[4,8]) -> f32[4,8] {
   %known = (f32[4,8]) while(%t), condition=%short, body=%body, backend_config={"known_trip_count":{"n":"3"}}
   %chosen = (f32[4,8]) conditional(%i, %t, %t), branch_computations={%short, %long}
-  %unknown = (f32[4,8]) while(%t), condition=%condition, body=%body
+  %unknown = (f32[4,8]) while(%t), condition=%short, body=%outer
 }
 """
 
 
 def test_collectives_are_counted_through_loops_and_branches():
-    fixed, turn = collectives_of(Program(COMPILED), make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)))
+    fixed, outer, turn = collectives_of(Program(COMPILED), make_mesh(MeshConfig(data=2, fsdp=2, tensor=2)))
     total, gather, check = ("all-reduce", ("tensor",)), ("all-gather", ("tensor",)), ("all-reduce", ("fsdp",))
     assert fixed.count == {total: 3, gather: 1} and fixed.size == {total: 3 * 128, gather: 128}
+    assert outer.count == {total: 1}
     assert turn.count == {total: 1, check: 1} and turn.size == {total: 128, check: 1}
 
 

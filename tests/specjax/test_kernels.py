@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jax.sharding import use_abstract_mesh
 
 from specjax import kernels
-from specjax.kernels import cpu, plain
+from specjax.kernels import cpu, gpu, plain
 from specjax.parallel.mesh import BATCH_AXES
 from specjax.testing.hlo import Program, collectives
 from specjax.types import LayerCache, PyTree
@@ -64,13 +64,21 @@ def switched(operation: Callable, k: jax.Array, v: jax.Array) -> PyTree:
     return operation(jnp.int32(1), branches, (LayerCache(k, v), jnp.int32(0)))
 
 
+def run_once(operation: Callable, k: jax.Array, v: jax.Array) -> PyTree:
+    """Double the caches twice: once if a condition holds that does, once if one holds that does not."""
+    state = LayerCache(k, v), jnp.int32(1)
+    for condition in (True, False):
+        state = operation(jnp.bool_(condition), lambda state: jax.tree.map(lambda x: 2 * x, state), state)
+    return state
+
+
 def grouped(operation: Callable, x: jax.Array, weights: jax.Array) -> jax.Array:
     """Multiply groups of three, zero and four rows; the last row belongs to no group."""
     return operation(x, weights, jnp.array([3, 0, 4], jnp.int32))
 
 
 CALLS: dict[str, Callable] = {"attend": attended, "write": written, "while_loop": looped, "switch": switched}
-CALLS["grouped"] = grouped
+CALLS |= {"grouped": grouped, "run_if": run_once}
 CASES = (
     *(
         Case("matmul", ((*batch, *inner), (*inner, *features)), (ROWS, specs), options, smooth=True)
@@ -140,6 +148,13 @@ def gradients(operations: Any, case: Case, *args: jax.Array) -> PyTree:
 def test_every_tuned_operation_has_a_case():
     tuned = {name for name in kernels.__all__ if hasattr(cpu, name)}
     assert tuned == {case.name for case in CASES} | {"compiler_options"}
+
+
+@pytest.mark.parametrize("name", ["run_if", "switch"])
+def test_branches_on_a_gpu_equal_plain_ones(name: str):
+    case = Case(name, ((4, 2, 9, 4),) * 2, (ROWS, ROWS), exact=True)
+    args = arguments(case, "float32")
+    assert_same(jax.jit(partial(run, gpu, case))(*args), run(plain, case, *args), case, "float32")
 
 
 @pytest.mark.parametrize("sharded", [False, True])
