@@ -6,6 +6,7 @@ Required, with float32 products of full precision (jax_default_matmul_precision 
 - `coupled` completions are the same tokens at every draft length
 - completions follow their exact distribution, by a chi-square test of each verifier
 - gradients of both losses equal the CPU's, where another device computes
+- products of experts equal those of single rows
 The same at the precision that jax chooses, on GPUs TF32, and tokens in bfloat16 are measured, but required of nothing:
 a draw that two tokens nearly tie for may fall to the other one.
 """
@@ -28,6 +29,7 @@ from launch.bench.models import Networks, random_networks, random_prompts
 from launch.bench.presets import PRESETS, Preset
 from launch.bench.report import Results, Row, Section
 from models.config import Dtype
+from specjax import kernels
 from specjax.parallel.mesh import AXES
 from specjax.rollout.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
@@ -43,6 +45,8 @@ from specjax.verify import VerifierName
 ROWS, PROMPT, NEW = 16, 32, 96
 # Largest ||gradient - CPU's|| / ||CPU's||. Sums in another order differ by less than 1e-5, TF32 by about 3e-4.
 TOLERANCE = 1e-4
+# The same for products in bfloat16, whose results are rounded to 8 bits.
+BFLOAT16_TOLERANCE = 1e-2
 # Tolerance of log-probs where only tokens are compared.
 ANY = 1e9
 # Completions drawn by one program.
@@ -74,6 +78,29 @@ def chi_square(verifier: VerifierName, draws: int) -> str:
             policy, PolicyDrafter(policy), params, config, prompt=(1, 2), draws=draws, total_variation=distance
         )
     )
+
+
+def products_of_experts() -> str:
+    """Compare grouped products in bfloat16, and their gradients, with float32 products of single rows."""
+    sizes = jnp.array([300, 0, 1, 511, 0, 100], jnp.int32)
+    keys, last = jax.random.split(jax.random.key(0), 3), int(sizes.sum())
+    shapes = (1024, 256), (len(sizes), 256, 384), (1024, 384)
+    x, weights, slope = (jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=True))
+    x, weights = x.astype("bfloat16"), weights.astype("bfloat16")
+
+    def of_rows(x: jax.Array, weights: jax.Array) -> jax.Array:
+        group = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=last)
+        product = jnp.einsum("md,mdf->mf", x[:last].astype("float32"), weights.astype("float32")[group])
+        return jnp.pad(product, ((0, len(x) - last), (0, 0)))
+
+    def all_of(product: Callable[[jax.Array, jax.Array], jax.Array]) -> tuple[jax.Array, ...]:
+        y, back = jax.vjp(product, x, weights)
+        return y, *back(slope.astype(y.dtype))
+
+    here, reference = jax.jit(lambda: (all_of(lambda x, w: kernels.grouped(x, w, sizes)), all_of(of_rows)))()
+    gap = max(_gap(one.astype("float32"), other.astype("float32")) for one, other in zip(here, reference, strict=True))
+    assert gap <= BFLOAT16_TOLERANCE, f"{gap:.1e}, must be at most {BFLOAT16_TOLERANCE}"
+    return f"{gap:.1e}"
 
 
 def gradients(networks: Networks) -> str:
@@ -120,6 +147,7 @@ def checks(preset: Preset, lengths: list[int], draws: int) -> dict[tuple[str, st
     found: dict[tuple[str, str, bool], Callable[[], str]] = {}
     for verifier in get_args(VerifierName):
         found[f"chi-square, {verifier}", "highest", True] = partial(chi_square, verifier, draws)
+    found["products of experts", "highest", True] = products_of_experts
     for k in lengths:
         found[f"same tokens at draft length {k}", "highest", True] = tokens("float32", 1e-3, k)
     found["gradients against the CPU's", "highest", True] = compared
