@@ -10,7 +10,7 @@ from launch.cli.paths import write_results
 from launch.plan.alternatives import alternatives
 from launch.plan.devices import planned
 from launch.plan.options import PlanArgs, PlanConfig
-from launch.plan.programs import Plan, Planned
+from launch.plan.programs import Plan, Planned, ProgramName
 from launch.plan.report import (
     USABLE,
     Alternative,
@@ -54,13 +54,15 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
     write_results(args.json, provenance("launch.plan") | as_json(config, args.plan, programs, times, tried))
 
 
-def compiled(experiment: Experiment, names: tuple[str, ...] = ("generate", "update")) -> dict[str, Planned]:
+def compiled(
+    experiment: Experiment, names: tuple[ProgramName, ...] = ("generate", "update")
+) -> dict[ProgramName, Planned]:
     """Compile the named programs. Raises ConfigError if options contradict each other."""
     with refusing():
         return Plan(experiment).programs(names)
 
 
-def compare(config: RunConfig, plan: PlanConfig, program: str, now: int, experts: bool) -> list[Alternative]:
+def compare(config: RunConfig, plan: PlanConfig, program: ProgramName, now: int, experts: bool) -> list[Alternative]:
     """Compile `program` with one option changed at a time (`alternatives`), and print the memory of each variant.
 
     now: bytes per device without a change.

@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 import jax
 import numpy as np
@@ -16,6 +17,8 @@ from specjax.rewards import HostReward
 from specjax.testing.hlo import Program
 from specjax.train.stages import Stages
 from specjax.train.train_step import TrainStep
+
+ProgramName = Literal["generate", "update"]
 
 
 @dataclass(frozen=True)
@@ -56,19 +59,17 @@ class Plan:
         self._step = TrainStep(Stages(networks.policy, networks.drafter, reward, config, experiment.mesh, *functions))
         self._state = abstract_state(experiment)
 
-    def programs(self, names: tuple[str, ...] = ("generate", "update")) -> dict[str, Planned]:
+    def programs(self, names: tuple[ProgramName, ...] = ("generate", "update")) -> dict[ProgramName, Planned]:
         """Trace and compile the named programs. Raises ValueError if options contradict each other."""
-        experiment, start = self.experiment, time.perf_counter()
-        traced_programs = self._step.trace_halves(
-            self._state, experiment.abstract_prompts(experiment.config.data.prompts)
-        )
-        planned, tracing_s = {}, (time.perf_counter() - start) / len(traced_programs)
+        experiment, planned = self.experiment, dict[ProgramName, Planned]()
+        prompts = experiment.abstract_prompts(experiment.config.data.prompts)
+        on_gpu = experiment.mesh.devices.flat[0].platform != "cpu"
         for name in names:
-            traced, start = traced_programs[name], time.perf_counter()
-            on_gpu = experiment.mesh.devices.flat[0].platform != "cpu"
+            start = time.perf_counter()
+            traced = self._step.trace_half(name, self._state, prompts)
             with jax.set_mesh(experiment.mesh):
                 compiled = traced.lower().compile(PLAN_OPTIONS if on_gpu else None)
-            seconds, text = tracing_s + time.perf_counter() - start, compiled.as_text()
+            seconds, text = time.perf_counter() - start, compiled.as_text()
             assert text is not None
             (_, *batches), _ = traced.args_info
             planned[name] = Planned(

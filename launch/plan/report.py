@@ -1,6 +1,6 @@
 """Report of a plan, as text and as JSON."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 
 from configs.schema import RunConfig
 from launch.plan.options import PlanConfig
-from launch.plan.programs import Planned
+from launch.plan.programs import Planned, ProgramName
 from launch.plan.rounds import RoundTimes
 from launch.plan.traffic import Traffic
 from specjax.cost import HARDWARE
@@ -48,7 +48,7 @@ def describe(config: RunConfig, plan: PlanConfig, mesh: Mesh) -> str:
     return f"{config.name} on {mesh.size} {name} ({axes}), compiled without one, kernels not autotuned"
 
 
-def memory_table(programs: dict[str, Planned], capacity: int | None) -> Iterator[str]:
+def memory_table(programs: Mapping[ProgramName, Planned], capacity: int | None) -> Iterator[str]:
     """Yield the lines of memory per device by component. capacity: bytes of a device; None: unknown."""
     yield f"{'memory per device, GiB':34}" + "".join(f"{name:>10}" for name in programs)
     for part in dict.fromkeys(part for each in programs.values() for part in each.memory):
@@ -69,7 +69,7 @@ def memory_table(programs: dict[str, Planned], capacity: int | None) -> Iterator
         yield "fits"
 
 
-def traffic_table(programs: dict[str, Planned]) -> Iterator[str]:
+def traffic_table(programs: Mapping[ProgramName, Planned]) -> Iterator[str]:
     """Yield the lines of collectives: of each program, of one admission, and of one round at the longest draft."""
     yield f"{'collectives':34}{'between':>24}{'times':>8}{'MB received':>14}"
     for title, found in _parts(programs):
@@ -80,7 +80,7 @@ def traffic_table(programs: dict[str, Planned]) -> Iterator[str]:
             yield f"  {f'{title}: {kind.operation}':32}{between:>24}{count:>8,}{found.size[kind] / 1e6:>14,.1f}"
 
 
-def work(programs: dict[str, Planned], mesh: Mesh) -> Iterator[str]:
+def work(programs: Mapping[ProgramName, Planned], mesh: Mesh) -> Iterator[str]:
     """Yield the lines of matrix products and compile times."""
     turn, update = programs["generate"].flops.turn / mesh.size, programs["update"].flops.fixed / mesh.size
     yield f"matrix products, divided by the devices: {turn / 1e12:,.2f} TFLOP a round, {update / 1e12:,.1f} an update"
@@ -98,7 +98,7 @@ def round_table(times: Sequence[RoundTimes]) -> Iterator[str]:
 def as_json(
     config: RunConfig,
     plan: PlanConfig,
-    programs: dict[str, Planned],
+    programs: Mapping[ProgramName, Planned],
     times: Sequence[RoundTimes],
     tried: Sequence[Alternative],
 ) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def as_json(
     }
 
 
-def _parts(programs: dict[str, Planned]) -> Iterator[tuple[str, Traffic]]:
+def _parts(programs: Mapping[ProgramName, Planned]) -> Iterator[tuple[str, Traffic]]:
     yield "generate", programs["generate"].collectives.fixed
     yield "one admission", programs["generate"].collectives.outer
     yield "one round", programs["generate"].collectives.turn

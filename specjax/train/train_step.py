@@ -4,6 +4,7 @@
 """
 
 from dataclasses import replace
+from typing import Literal
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -69,18 +70,20 @@ class TrainStep:
         with jax.set_mesh(self._mesh):
             return self._program("step", state).lower(state, abstract_prompts(prompts, self._mesh))
 
-    def trace_halves(self, state: TrainState, prompts: Prompts) -> dict[str, jax.stages.Traced]:
-        """Return the traced programs `generate` and `update`, to lower or to inspect. See `lower` for the arguments."""
+    def trace_half(self, name: Literal["generate", "update"], state: TrainState, prompts: Prompts) -> jax.stages.Traced:
+        """Return the traced program `generate` or `update`, to lower or to inspect. See `lower` for the arguments."""
         with jax.set_mesh(self._mesh):
             prompts = abstract_prompts(prompts, self._mesh)
+            # Traced once for both programs: jax keeps the trace.
             generate = self._program("generate", state).trace(state, prompts)
+            if name == "generate":
+                return generate
             rollout = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), generate.out_info)
             if isinstance(self._stages.reward_fn, HostReward):
                 scores = self._stages.reward_fn.shapes(rollout)
             else:
                 scores = jax.eval_shape(self._stages.reward, rollout, prompts)
-            update = self._program("update", state).trace(state, prompts, rollout, scores)
-        return {"generate": generate, "update": update}
+            return self._program("update", state).trace(state, prompts, rollout, scores)
 
     def _program(self, name: str, state: TrainState) -> jax.stages.Wrapped:
         """Return a stage of the step, jitted on first use.
