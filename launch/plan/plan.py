@@ -1,16 +1,17 @@
 """Plan of a run: compile its step from shapes, print what it needs, and try other options if it does not fit."""
 
 from dataclasses import replace
+from typing import get_args
 
 from configs.schema import RunConfig
-from launch.build.experiment import Experiment, abstract_experiment
+from launch.build.experiment import abstract_experiment
 from launch.cli.console import console
-from launch.cli.errors import ConfigError, refusing
+from launch.cli.errors import ConfigError
 from launch.cli.paths import write_results
 from launch.plan.alternatives import alternatives
 from launch.plan.devices import planned
 from launch.plan.options import PlanArgs, PlanConfig
-from launch.plan.programs import Plan, Planned, ProgramName
+from launch.plan.programs import Planned, ProgramName, plan_program
 from launch.plan.report import (
     USABLE,
     Alternative,
@@ -37,7 +38,8 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
         raise ConfigError(f"asynchronous.lag = {config.asynchronous.lag}: must be None, no asynchronous run is planned")
     experiment = abstract_experiment(config, mesh)
     console.print(describe(config, args.plan, mesh))
-    programs = compiled(experiment)
+    within = replace(args.plan, gpus=None)
+    programs: dict[ProgramName, Planned] = {name: plan_program(config, within, name) for name in get_args(ProgramName)}
     capacity = None if args.plan.gpu == "cpu" else HARDWARE[args.plan.gpu].memory
     times = [] if args.plan.gpu == "cpu" else round_times(experiment, HARDWARE[args.plan.gpu])
     tables = *memory_table(programs, capacity), "", *traffic_table(programs), "", *work(programs, mesh)
@@ -50,16 +52,8 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
             console.print(f"{name} does not fit" + "; compiled with one option changed:" * args.plan.alternatives)
             if args.plan.alternatives:
                 experts = experiment.networks.policy.mixture is not None
-                tried += compare(config, args.plan, name, each.total, experts)
+                tried += compare(config, within, name, each.total, experts)
     write_results(args.json, provenance("launch.plan") | as_json(config, args.plan, programs, times, tried))
-
-
-def compiled(
-    experiment: Experiment, names: tuple[ProgramName, ...] = ("generate", "update")
-) -> dict[ProgramName, Planned]:
-    """Compile the named programs. Raises ConfigError if options contradict each other."""
-    with refusing():
-        return Plan(experiment).programs(names)
 
 
 def compare(config: RunConfig, plan: PlanConfig, program: ProgramName, now: int, experts: bool) -> list[Alternative]:
@@ -70,8 +64,7 @@ def compare(config: RunConfig, plan: PlanConfig, program: ProgramName, now: int,
     found = []
     for change, other in alternatives(config, program, experts):
         try:
-            experiment = abstract_experiment(*planned(other, replace(plan, gpus=None)))
-            total = compiled(experiment, (program,))[program].total
+            total = plan_program(other, plan, program).total
             found.append(Alternative(program, change, total))
             console.print(f"  {gib(total):>8} GiB, {gib(total - now)}: {change}")
         except ConfigError as error:

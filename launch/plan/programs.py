@@ -1,17 +1,23 @@
 """The programs of a training step, compiled from shapes."""
 
 import time
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing import get_context
 from typing import Literal
 
 import jax
 import numpy as np
 
-from launch.build.experiment import Experiment
+from configs.schema import RunConfig
+from launch.build.experiment import Experiment, abstract_experiment
 from launch.build.state import abstract_state
-from launch.plan.devices import PLAN_OPTIONS
+from launch.cli.errors import RunStopped, refusing
+from launch.plan.devices import PLAN_OPTIONS, planned
 from launch.plan.flops import Flops, flops
 from launch.plan.memory import Components, components
+from launch.plan.options import PlanConfig
 from launch.plan.traffic import Collectives, collectives_of
 from specjax.rewards import HostReward
 from specjax.testing.hlo import Program
@@ -30,14 +36,12 @@ class Planned:
         collectives: Bytes that devices exchange.
         flops:       Operations of matrix products, over all devices.
         seconds:     Time to trace and compile it.
-        text:        The compiled program.
     """
 
     memory: Components
     collectives: Collectives
     flops: Flops
     seconds: float
-    text: str
 
     @property
     def total(self) -> int:
@@ -45,7 +49,7 @@ class Planned:
 
 
 class Plan:
-    """Programs `generate` and `update` of an experiment whose networks are shapes. `programs` compiles them.
+    """Programs `generate` and `update` of an experiment whose networks are shapes.
 
     A step with a traced reward fuses both into one program, which needs about the memory of the larger.
     """
@@ -59,27 +63,49 @@ class Plan:
         self._step = TrainStep(Stages(networks.policy, networks.drafter, reward, config, experiment.mesh, *functions))
         self._state = abstract_state(experiment)
 
-    def programs(self, names: tuple[ProgramName, ...] = ("generate", "update")) -> dict[ProgramName, Planned]:
-        """Trace and compile the named programs. Raises ValueError if options contradict each other."""
-        experiment, planned = self.experiment, dict[ProgramName, Planned]()
-        prompts = experiment.abstract_prompts(experiment.config.data.prompts)
-        on_gpu = experiment.mesh.devices.flat[0].platform != "cpu"
-        for name in names:
-            start = time.perf_counter()
-            traced = self._step.trace_half(name, self._state, prompts)
-            with jax.set_mesh(experiment.mesh):
-                compiled = traced.lower().compile(PLAN_OPTIONS if on_gpu else None)
-            seconds, text = time.perf_counter() - start, compiled.as_text()
-            assert text is not None
-            (_, *batches), _ = traced.args_info
-            planned[name] = Planned(
-                components(name, experiment, self._state, batches, compiled),
-                collectives_of(Program(text), experiment.mesh),
-                flops(traced.jaxpr.jaxpr),
-                seconds,
-                text,
-            )
-        return planned
+    def program(self, name: ProgramName) -> Planned:
+        """Trace and compile a program. Raises ConfigError if options contradict each other."""
+        experiment, start = self.experiment, time.perf_counter()
+        with refusing():
+            traced = self.trace(name)
+        compiled = self.compile(traced)
+        seconds, text = time.perf_counter() - start, compiled.as_text()
+        assert text is not None
+        (_, *batches), _ = traced.args_info
+        return Planned(
+            components(name, experiment, self._state, batches, compiled),
+            collectives_of(Program(text), experiment.mesh),
+            flops(traced.jaxpr.jaxpr),
+            seconds,
+        )
+
+    def trace(self, name: ProgramName) -> jax.stages.Traced:
+        prompts = self.experiment.abstract_prompts(self.experiment.config.data.prompts)
+        return self._step.trace_half(name, self._state, prompts)
+
+    def compile(self, traced: jax.stages.Traced) -> jax.stages.Compiled:
+        on_gpu = self.experiment.mesh.devices.flat[0].platform != "cpu"
+        with jax.set_mesh(self.experiment.mesh):
+            return traced.lower().compile(PLAN_OPTIONS if on_gpu else None)
+
+
+def plan_program(config: RunConfig, plan: PlanConfig, name: ProgramName) -> Planned:
+    """Compile a program of the step. Raises ConfigError if the run cannot be planned.
+
+    In a process of its own, because XLA keeps gigabytes of each program that it has compiled. Raises RunStopped if that
+    process is killed.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        try:
+            return pool.submit(_plan_program, config, plan, name).result()
+        except BrokenProcessPool as error:
+            raise RunStopped(
+                f"the process that compiled {name} was killed: it may need more memory than this machine has"
+            ) from error
+
+
+def _plan_program(config: RunConfig, plan: PlanConfig, name: ProgramName) -> Planned:
+    return Plan(abstract_experiment(*planned(config, plan))).program(name)
 
 
 def _no_scores(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:

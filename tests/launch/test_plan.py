@@ -18,7 +18,7 @@ from launch.plan.__main__ import main
 from launch.plan.alternatives import alternatives
 from launch.plan.flops import flops
 from launch.plan.options import PlanConfig
-from launch.plan.plan import compiled
+from launch.plan.programs import Plan, ProgramName
 from launch.plan.report import as_json, memory_table, round_table
 from launch.plan.rounds import round_times
 from launch.plan.traffic import collectives_of
@@ -41,7 +41,8 @@ SMALL = FEW | changes(
 def test_a_plan():
     config = parse_run(argv("tiny", SMALL), "", "")
     experiment = abstract_experiment(config, make_mesh(config.mesh))
-    found = compiled(experiment)
+    plan = Plan(experiment)
+    found = {name: plan.program(name) for name in get_args(ProgramName)}
     lines = [*memory_table(found, capacity=max(each.total for each in found.values()) + 1)]
     assert lines[-1].startswith("does not fit")
     assert [*memory_table(found, 2**40)][-1] == "fits"
@@ -50,7 +51,9 @@ def test_a_plan():
     assert turn.count and {kind.axes for kind in turn.count} == {("tensor",)}
     (phase,), networks, heads = experiment.phases, experiment.networks, config.model.architecture.num_kv_heads
     keys = phase.slots, heads // config.mesh.tensor, phase.window + config.rollout.slack, 8
-    loop = Program(found["generate"].text).loop(keys, times=2 * config.model.architecture.num_layers)
+    text = plan.compile(plan.trace("generate")).as_text()
+    assert text
+    loop = Program(text).loop(keys, times=2 * config.model.architecture.num_layers)
     gathered = {dims for line in collectives(loop) if "all-gather" in line.opcode for dims in line.arrays}
     assert gathered and not gathered & {x.shape for x in jax.tree.leaves(networks.params)}
     assert any("fsdp" in kind.axes for kind in update.count)
@@ -68,7 +71,7 @@ def test_the_outputs_of_experts_are_summed_over_their_axis():
         parse_run(argv("tiny", SMALL), "", ""),
         {"model.architecture.experts": experts, "mesh": MeshConfig(fsdp=2, expert=2, tensor=2)},
     )
-    found = compiled(abstract_experiment(config, make_mesh(config.mesh)), ("generate",))["generate"]
+    found = Plan(abstract_experiment(config, make_mesh(config.mesh))).program("generate")
     assert {kind.axes for kind in found.collectives.turn.count} == {("tensor",), ("expert", "tensor")}
 
 
