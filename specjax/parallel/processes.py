@@ -47,25 +47,32 @@ def primary() -> bool:
 def fetch(tree: PyTree) -> PyTree:
     """Return the tree with every array as a numpy array, whole in every process.
 
-    Arrays that span processes are gathered by a program; all others are copied, as by `jax.device_get`.
+    Arrays that span processes are gathered by a program; all others are copied, as by `jax.device_get`. Arrays of a
+    mesh that some processes have no device of are passed on by the first that has one, and wait for no other mesh.
     """
+    if count() == 1:
+        return jax.device_get(tree)
     leaves, structure = jax.tree.flatten(tree)
-    leaves = [multihost_utils.process_allgather(x, tiled=True) if _spans_processes(x) else x for x in leaves]
+    parts: dict[int, dict[int, Any]] = {}
+    for number, x in enumerate(leaves):
+        if _spans_processes(x):
+            leaves[number] = x = _gathered(x)
+        if (source := _source(x)) is not None:
+            parts.setdefault(source, {})[number] = x
+    for source, found in parts.items():
+        for number, x in _pass(source, jax.device_get(found) if index() == source else None).items():
+            leaves[number] = x
     return jax.device_get(jax.tree.unflatten(structure, leaves))
 
 
-def fetch_from(mesh: Mesh, tree: PyTree) -> PyTree:
-    """Return the arrays of a mesh as numpy arrays, whole in every process, also in those without a device of the mesh.
+def fetch_here(tree: PyTree) -> PyTree:
+    """Return the tree with every array as a numpy array. Any process that has all of their parts may call it alone."""
+    return jax.device_get(tree)
 
-    Runs nothing on other devices, so that it does not wait for programs there.
-    """
-    owners = {device.process_index for device in mesh.devices.flat}
-    if len(owners) == count():
-        return fetch(tree)
-    if len(owners) > 1:
-        # Every process calls it; those without a device do nothing.
-        tree = _whole_on(mesh)(tree)
-    return _pass(min(owners), jax.device_get(tree) if index() == min(owners) else None)
+
+def owners(mesh: Mesh) -> list[int]:
+    """Return the processes that have a device of a mesh, ascending."""
+    return sorted({device.process_index for device in mesh.devices.flat})
 
 
 def place(tree: PyTree, sharding: Sharding) -> PyTree:
@@ -78,6 +85,18 @@ def place(tree: PyTree, sharding: Sharding) -> PyTree:
     return jax.tree.map(lambda x: _place(x, sharding), tree)
 
 
+def absent(abstract: PyTree) -> PyTree:
+    """Return arrays with the shapes, dtypes and shardings of `abstract`, for a process that has no device of them."""
+
+    def make(x: Any) -> Any:
+        if not isinstance(x, jax.ShapeDtypeStruct):
+            return x
+        assert x.sharding is not None
+        return jax.make_array_from_single_device_arrays(x.shape, x.sharding, [], dtype=x.dtype)
+
+    return jax.tree.map(make, abstract)
+
+
 def own_rows(x: jax.Array | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (row numbers, rows) of the rows [R, ..] that this process owns.
 
@@ -88,12 +107,12 @@ def own_rows(x: jax.Array | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = np.array_split(np.arange(len(x)), count())[index()]
         return rows, x[rows]
     if x.is_fully_addressable:
-        return np.arange(len(x)), fetch(x)
+        return np.arange(len(x)), fetch_here(x)
     shards = [shard for shard in x.addressable_shards if shard.replica_id == 0]
     parts = {range(*shard.index[0].indices(len(x))): shard.data for shard in shards}
     slices = sorted(parts, key=lambda rows: rows.start)
     rows = np.array([row for each in slices for row in each], np.int64)
-    return rows, np.concatenate([np.zeros((0, *x.shape[1:]), x.dtype), *(fetch(parts[each]) for each in slices)])
+    return rows, np.concatenate([np.zeros((0, *x.shape[1:]), x.dtype), *(fetch_here(parts[each]) for each in slices)])
 
 
 def join_rows(rows: np.ndarray, values: Sequence[np.ndarray], total: int) -> tuple[np.ndarray, ...]:
@@ -110,15 +129,15 @@ def join_rows(rows: np.ndarray, values: Sequence[np.ndarray], total: int) -> tup
     return whole
 
 
-def agree(value: T) -> T:
-    """Return the primary's value in every process. It is anything that pickle writes.
+def agree(value: T, source: int = 0) -> T:
+    """Return the value of one process, the primary, in every process. It is anything that pickle writes.
 
     Involves no device, so that it does not wait for programs under way.
     """
     if count() == 1:
         return value
     key = _next_key()
-    if not primary():
+    if index() != source:
         return pickle.loads(_store().blocking_key_value_get_bytes(key, _DAY_MS))
     _store().key_value_set_bytes(key, pickle.dumps(value))
     return value
@@ -138,18 +157,23 @@ def gather(value: T) -> list[T]:
 
 def on_primary(run: Callable[[], T]) -> T:
     """Call a function in the primary alone. Return its result, or raise its exception, in every process."""
-    if count() == 1:
+    return among([0], run)
+
+
+def among(members: Sequence[int], run: Callable[[], T]) -> T:
+    """Call a function in some processes, of which the primary is one. The others get its result, or its exception."""
+    if len(members) == count():
         return run()
     result, error = None, None
-    if primary():
+    if index() in members:
         try:
             result = run()
         except Exception as raised:
             error = raised
-    result, error = agree((result, error))
-    if error is not None:
+    others, failed = agree((result, error))
+    if (error := error or failed) is not None:
         raise error
-    return cast(T, result)
+    return cast(T, result if index() in members else others)
 
 
 def tell_primary(topic: str, value: str) -> None:
@@ -162,13 +186,32 @@ def told(topic: str) -> list[str]:
     return [value for _, value in _store().key_value_dir_get(f"specjax/{topic}")]
 
 
+def _spans_processes(x: Any) -> bool:
+    return isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated)
+
+
+def _gathered(x: jax.Array) -> Any:
+    """Return an array that spans processes, whole in each process that has a part of it."""
+    mesh = getattr(x.sharding, "mesh", None)
+    if mesh is None or len(owners(mesh)) == count():
+        return multihost_utils.process_allgather(x, tiled=True)
+    return _whole_on(mesh)(x)
+
+
 @cache
 def _whole_on(mesh: Mesh) -> Callable[[PyTree], PyTree]:
     return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, P()))
 
 
-def _spans_processes(x: Any) -> bool:
-    return isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated)
+def _source(x: Any) -> int | None:
+    """Return the first process that has a device of an array's mesh; None if all have one, or if x is of no mesh.
+
+    Arrays that are not committed to a device were made by each process for itself.
+    """
+    if not isinstance(x, jax.Array) or not x.committed:
+        return None
+    having = {device.process_index for device in x.sharding.device_set}
+    return None if len(having) == count() else min(having)
 
 
 def _pass(source: int, value: T) -> T:

@@ -85,7 +85,7 @@ def ahead() -> tuple[dict[str, Any], dict[str, list[float]]]:
         note("rollouts", state.ahead[0].rollout.lengths)
         rollouts.append(rollout.tokens)
     made = {"tokens": rollouts, "params": state.params, "lag": metrics["asynchronous/lag"]}
-    return processes.fetch_from(mesh, made), {name: [span.result().end for span in each] for name, each in ends.items()}
+    return processes.fetch(made), {name: [span.result().end for span in each] for name, each in ends.items()}
 
 
 def device_mesh(*numbers: int) -> Mesh:
@@ -100,7 +100,7 @@ def send() -> list[np.ndarray]:
     arrays = np.arange(8, dtype=np.float32).reshape(2, 4), np.arange(3, dtype=np.int8)
     arrays = [processes.place(x, NamedSharding(source, P())) for x in arrays]
     sent = Send(lambda x, y: (2 * x, y), (NamedSharding(target, P()),) * 2, source, target)
-    return [*processes.fetch_from(target, sent(*arrays))]
+    return [*processes.fetch(sent(*arrays))]
 
 
 def talk() -> dict[str, Any]:
