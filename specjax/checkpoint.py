@@ -62,11 +62,12 @@ class Checkpointer:
         self, directory: Path, keep: int | None = None, best: str | None = None, mesh: Mesh | None = None
     ) -> None:
         self._directory, self._best = directory.absolute(), best
-        self._members = [*range(processes.count())] if mesh is None else processes.owners(mesh)
+        self._mesh, members = mesh, [*range(processes.count())] if mesh is None else processes.owners(mesh)
+        self._alone = len(members) == 1 < processes.count()
         self._saving: int | None = None
         several = ocp.options.MultiprocessingOptions()
-        if len(self._members) < processes.count():
-            several = ocp.options.MultiprocessingOptions(0, {*self._members}, "checkpoints")
+        if len(members) < processes.count():
+            several = ocp.options.MultiprocessingOptions(0, {*members}, "checkpoints")
         options = ocp.CheckpointManagerOptions(create=False, multiprocessing_options=several)
         if keep is not None:
             processes.on_primary(lambda: self._directory.mkdir(parents=True, exist_ok=True))
@@ -84,7 +85,7 @@ class Checkpointer:
         handlers: dict[str, Any] = {name: ocp.PyTreeCheckpointHandler() for name in ("params", "state")}
         handlers |= {name: ocp.JsonCheckpointHandler() for name in ("data", "extra", SCORE)}
         self._manager: Any = None
-        if processes.index() in self._members:
+        if processes.index() in members:
             self._manager = ocp.CheckpointManager(self._directory, options=options, item_handlers=handlers)
         steps = self._all_steps()
         self._scores = {step: score for step in steps if (score := self._read_score(step))}
@@ -109,7 +110,7 @@ class Checkpointer:
 
     def _among_members(self, run: Callable[[], T]) -> T:
         """Call a function in the processes that read and write. The others get the primary's result, or its error."""
-        return processes.among(self._members, run)
+        return run() if self._mesh is None else processes.within(self._mesh, run)
 
     def _all_steps(self) -> list[int]:
         return self._among_members(lambda: [*self._manager.all_steps()])
@@ -175,7 +176,7 @@ class Checkpointer:
             return
         items = dict[str, Any](data=ocp.args.JsonSave(data), extra=ocp.args.JsonSave(extra))
         state = replace(state, ahead=processes.fetch(state.ahead))
-        if len(self._members) == 1 and processes.index() in self._members:
+        if self._alone and self._manager is not None:
             # Orbax refuses arrays of a single one of several processes.
             state = processes.fetch_here(state)
         items |= {name: ocp.args.PyTreeSave(arrays) for name, arrays in _to_items(state).items()}

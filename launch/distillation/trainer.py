@@ -16,7 +16,6 @@ from launch.distillation.answers import AnswerGenerator, Keep
 from launch.distillation.cost import DistillationCost, Work
 from launch.distillation.reads import KeptReads, picks_of_step
 from specjax.drafters import Drafter, NoDrafter
-from specjax.parallel import processes
 from specjax.parallel.mesh import batch_shards
 from specjax.train.distill import init_distill_state, make_distill_step
 from specjax.train.optimizer import make_optimizer
@@ -196,8 +195,7 @@ class DraftTrainer:
                     picks = picks_of_step(answers.lengths, self._rows, self._seed, number)
                     batch, reads, anchors = self._reads.batch(answers, picks)
                     self._state, metrics = self._step(self._state, self._policy, batch, reads, anchors)
-                    found = processes.fetch(metrics)
-                    loss, acceptance = found["loss/draft"], found["draft/predicted_acceptance"]
+                    loss, acceptance = float(metrics["loss/draft"]), float(metrics["draft/predicted_acceptance"])
                 tokens = int(np.sum(batch.completion))
                 self.work.tokens += tokens
                 note = f"loss {loss:.3f}, predicted acceptance {acceptance:.3f}"

@@ -54,7 +54,7 @@ def warm_up(experiment: Experiment, unfinished: Unfinished) -> Params:
                 batch = solutions.draw(config.batch_size, seed, i)
                 params, moments, value = kernels.finished(jitted(params, moments, processes.place(batch, rows)), mesh)
                 tokens = int(np.sum(batch.completion))
-                phase.finish({"networks": (params, moments)}, tokens=tokens, note=f"loss {processes.fetch(value):.3f}")
+                phase.finish({"networks": (params, moments)}, tokens=tokens, note=f"loss {float(value):.3f}")
     return replace(experiment.networks.params, policy=params)
 
 

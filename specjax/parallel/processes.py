@@ -8,6 +8,7 @@ with the same arguments, unless their docstring says otherwise. With one process
 
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -25,18 +26,40 @@ T = TypeVar("T")
 _DAY_MS = 24 * 60 * 60 * 1000
 # Processes are never this many agreements apart: steps hold collectives.
 _KEPT_AGREEMENTS = 1000
-_agreements = 0
-_passed: str | None = None
+
+
+@dataclass
+class _Group:
+    """Processes that work together: all, or those within `within`.
+
+    members:    their numbers in the job; None: all.
+    keys:       start of the keys of their values.
+    agreements: keys so far.
+    passed:     key of the last value that this process has passed on.
+    """
+
+    members: list[int] | None
+    keys: str
+    agreements: int = 0
+    passed: str | None = None
+
+
+_group = _Group(None, "specjax")
 
 
 def count() -> int:
     """Return the number of processes. Unlike `jax.process_count`, it does not start a backend."""
-    return distributed.global_state.num_processes
+    return distributed.global_state.num_processes if _group.members is None else len(_group.members)
 
 
 def index() -> int:
     """Return the number of this process, from 0. Does not start a backend."""
-    return distributed.global_state.process_id
+    return _number(distributed.global_state.process_id)
+
+
+def apart() -> bool:
+    """Return True within `within` or `on_primary`, if other processes wait outside."""
+    return _group.members is not None
 
 
 def primary() -> bool:
@@ -72,7 +95,7 @@ def fetch_here(tree: PyTree) -> PyTree:
 
 def owners(mesh: Mesh) -> list[int]:
     """Return the processes that have a device of a mesh, ascending."""
-    return sorted({device.process_index for device in mesh.devices.flat})
+    return sorted({_number(device.process_index) for device in mesh.devices.flat})
 
 
 def place(tree: PyTree, sharding: Sharding) -> PyTree:
@@ -157,28 +180,41 @@ def gather(value: T) -> list[T]:
 
 def on_primary(run: Callable[[], T]) -> T:
     """Call a function in the primary alone. Return its result, or raise its exception, in every process."""
-    return among([0], run)
+    return _only_in([0], run)
 
 
-def among(members: Sequence[int], run: Callable[[], T]) -> T:
-    """Call a function in some processes, of which the primary is one. The others get its result, or its exception."""
+def within(mesh: Mesh, run: Callable[[], T], elsewhere: T | None = None) -> T:
+    """Call a function in the processes of a mesh, as if there were no others: the first of them is the primary there.
+
+    The others wait for it. They get `elsewhere`, or if that is None the result of the first, or its exception.
+    """
+    return _only_in(owners(mesh), run, elsewhere)
+
+
+def _only_in(members: list[int], run: Callable[[], T], elsewhere: T | None = None) -> T:
+    global _group
     if len(members) == count():
         return run()
-    result, error = None, None
+    key, whole, result, error = _next_key(), _group, None, None
     if index() in members:
+        _group = _Group(members, key)
         try:
             result = run()
         except Exception as raised:
             error = raised
-    others, failed = agree((result, error))
+        finally:
+            _group = whole
+    others, failed = agree((result if elsewhere is None else None, error), members[0])
     if (error := error or failed) is not None:
         raise error
-    return cast(T, result if index() in members else others)
+    return cast(T, result if index() in members else others if elsewhere is None else elsewhere)
 
 
 def tell_primary(topic: str, value: str) -> None:
     """Leave a value for the primary to read by `told`. Any process and any thread may call it, at any time."""
-    _store().key_value_set(f"specjax/{topic}/{index()}", value, allow_overwrite=True)
+    state = distributed.global_state
+    if state.num_processes > 1:
+        _store().key_value_set(f"specjax/{topic}/{state.process_id}", value, allow_overwrite=True)
 
 
 def told(topic: str) -> list[str]:
@@ -210,7 +246,7 @@ def _source(x: Any) -> int | None:
     """
     if not isinstance(x, jax.Array) or not x.committed:
         return None
-    having = {device.process_index for device in x.sharding.device_set}
+    having = {_number(device.process_index) for device in x.sharding.device_set}
     return None if len(having) == count() else min(having)
 
 
@@ -219,18 +255,17 @@ def _pass(source: int, value: T) -> T:
 
     Large ones are not kept for long: each is deleted before the one after it, once all others have read it.
     """
-    global _passed
     key = _next_key()
     if index() != source:
         value = pickle.loads(_store().blocking_key_value_get_bytes(key, _DAY_MS))
         _store().key_value_set(f"{key}/read/{index()}", "")
         return value
-    if _passed is not None:
+    if _group.passed is not None:
         for other in set(range(count())) - {source}:
-            _store().blocking_key_value_get(f"{_passed}/read/{other}", _DAY_MS)
-        _store().key_value_delete(_passed)
+            _store().blocking_key_value_get(f"{_group.passed}/read/{other}", _DAY_MS)
+        _store().key_value_delete(_group.passed)
     _store().key_value_set_bytes(key, pickle.dumps(value))
-    _passed = key
+    _group.passed = key
     return value
 
 
@@ -248,9 +283,13 @@ def _store() -> Any:
 
 
 def _next_key() -> str:
-    global _agreements
-    _agreements += 1
-    if primary() and _agreements > _KEPT_AGREEMENTS:
+    _group.agreements += 1
+    if primary() and _group.agreements > _KEPT_AGREEMENTS:
         # With all keys below it.
-        _store().key_value_delete(f"specjax/{_agreements - _KEPT_AGREEMENTS}")
-    return f"specjax/{_agreements}"
+        _store().key_value_delete(f"{_group.keys}/{_group.agreements - _KEPT_AGREEMENTS}")
+    return f"{_group.keys}/{_group.agreements}"
+
+
+def _number(process: int) -> int:
+    """Return the number of a process of the job among those that work together."""
+    return process if _group.members is None else _group.members.index(process)
