@@ -45,11 +45,13 @@ class SampleLog:
         # without a device of the mesh has nothing to index.
         rewards = None if rollout.reward is None else rollout.reward.value
         columns = rollout.tokens, rollout.writer, rollout.stopped, rewards
-        lengths, ids, columns = processes.fetch((rollout.lengths, prompts.id, columns))
+        lengths, ids, (tokens, *others) = processes.fetch((rollout.lengths, prompts.id, columns))
         group, budget = len(lengths) // len(ids), rollout.tokens.shape[1]
         rows = np.arange(len(lengths)).reshape(-1, group).T.ravel()[: self._experiment.config.log.samples]
         completions = [
-            self._completion(int(ids[row // group]), lengths[row], *(None if x is None else x[row] for x in columns))
+            self._completion(
+                int(ids[row // group]), lengths[row], tokens[row], *(None if x is None else x[row] for x in others)
+            )
             for row in rows
         ]
         line = {"step": step, "budget": budget, "lengths": lengths.tolist(), "completions": completions}

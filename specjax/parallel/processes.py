@@ -83,7 +83,8 @@ def fetch(tree: PyTree) -> PyTree:
         if (source := _source(x)) is not None:
             parts.setdefault(source, {})[number] = x
     for source, found in parts.items():
-        for number, x in _pass(source, jax.device_get(found) if index() == source else None).items():
+        passed = _pass(source, jax.device_get(found) if index() == source else {})
+        for number, x in passed.items():
             leaves[number] = x
     return jax.device_get(jax.tree.unflatten(structure, leaves))
 
