@@ -230,7 +230,7 @@ def _spans_processes(x: Any) -> bool:
 def _gathered(x: jax.Array) -> Any:
     """Return an array that spans processes, whole in each process that has a part of it."""
     mesh = getattr(x.sharding, "mesh", None)
-    if mesh is None or len(owners(mesh)) == count():
+    if mesh is None or (len(owners(mesh)) == count() and not apart()):
         return multihost_utils.process_allgather(x, tiled=True)
     return _whole_on(mesh)(x)
 
