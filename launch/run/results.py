@@ -32,7 +32,11 @@ def record_results(experiment: Experiment, start: Start, state: TrainState, eval
         # A resumed run with other options, such as more steps, compares other plans or networks: it starts again.
         options = options_text(replace(config, resume=False))
         unfinished = Unfinished(logs.directory / COMPARISON, logs.signals, options, or_start_again=True)
-        overall, tail = processes.within(experiment.mesh, lambda: compare_plans(experiment, state.params, unfinished))
-        print_speedup(overall, tail, console)
-        logs.events.record_result(config.steps, speedup=overall.speedup[0], speedup_of_the_tail=tail.speedup[0])
+
+        def compare() -> dict[str, float]:
+            overall, tail = compare_plans(experiment, state.params, unfinished)
+            print_speedup(overall, tail, console)
+            return {"speedup": overall.speedup[0], "speedup_of_the_tail": tail.speedup[0]}
+
+        logs.events.record_result(config.steps, **processes.within(experiment.mesh, compare))
         unfinished.remove()

@@ -20,7 +20,7 @@ from models.checkpoints.policy import restore_params, write_checkpoint
 from models.files import new_directory
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
-from specjax.parallel.mesh import AXES, BATCH_AXES
+from specjax.parallel.mesh import AXES, BATCH_AXES, MeshConfig, disjoint_mesh, make_mesh
 from specjax.rewards import HostReward, host_reward
 from specjax.rollout.generate import place
 from specjax.rollout.send import Send
@@ -151,6 +151,11 @@ def send() -> list[np.ndarray]:
     return [*processes.fetch(sent(*arrays))]
 
 
+def alone() -> list[Any]:
+    """Return what a process finds that works alone."""
+    return [processes.count(), processes.index(), processes.primary(), processes.gather("own"), processes.agree("own")]
+
+
 def talk() -> dict[str, Any]:
     """Return values that all processes must agree on."""
     index = processes.index()
@@ -162,10 +167,12 @@ def talk() -> dict[str, Any]:
         error = processes.on_primary(refuse)
     except ValueError as raised:
         error = str(raised)
-    try:
-        refused = str(mesh_of(2, 1, 1))
-    except ValueError as raised:
-        refused = str(raised)
+    refused = list[str]()
+    for make in (lambda: mesh_of(2, 1, 1), lambda: disjoint_mesh(MeshConfig(), make_mesh(MeshConfig(), alone=False))):
+        try:
+            refused.append(str(make()))
+        except ValueError as raised:
+            refused.append(str(raised))
     said = list[str]()
     with StopSignals(said.append) as signals:
         before = signals.received
@@ -182,6 +189,8 @@ def talk() -> dict[str, Any]:
         "agreed": processes.agree(("from", index)),
         "gathered": processes.gather(index),
         "on_primary": processes.on_primary(lambda: index),
+        "within": [processes.within(device_mesh(2 * each), lambda: [*alone(), index]) for each in range(2)],
+        "elsewhere": processes.within(device_mesh(0), lambda: "here", elsewhere="elsewhere"),
         "error": error,
         "refused": refused,
         "signals": [before, after],

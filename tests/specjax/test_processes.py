@@ -84,9 +84,18 @@ def test_errors_of_the_primary_and_signals_reach_all_processes(job: Job) -> None
         assert each["signals"] == [None, 15]
 
 
-def test_a_mesh_without_a_device_of_some_process_is_refused(job: Job) -> None:
-    for each in (found["talk"] for found in job.found):
-        assert "mesh = (2, 1, 1, 1): uses 2 devices, and process 1 would have none" in each["refused"]
+def test_a_part_of_the_processes_works_as_if_there_were_no_others(job: Job) -> None:
+    for index, each in enumerate(found["talk"] for found in job.found):
+        assert each["within"] == [[1, 0, True, ["own"], "own", owner] for owner in range(2)]
+        assert each["elsewhere"] == ["here", "elsewhere"][index]
+
+
+def test_meshes_without_a_device_of_some_process_are_refused(job: Job) -> None:
+    for one, two in (found["talk"]["refused"] for found in job.found):
+        assert one.startswith("mesh = (2, 1, 1, 1): uses 2 devices, and process 1 would have none")
+        assert two.startswith(
+            "mesh and rollout_mesh = (1, 1, 1, 1) and (1, 1, 1, 1): uses 2 devices, and process 1 would"
+        )
 
 
 @pytest.mark.parametrize("shape", [(4, 1, 1, 2), (1, 2, 4, 1), (1, 1, 2, 4)])
