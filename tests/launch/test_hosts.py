@@ -1,6 +1,7 @@
 """Runs over several processes on this machine give the results of one process, and all processes end together."""
 
 import json
+import pickle
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from configs.schema import AsynchronousConfig, HostsConfig, MeshConfig
 from configs.tiny import config
+from launch.cli.errors import Stopped
 from launch.cli.hosts import common, join_hosts, launched_by_a_cluster
 from tests.jobs import finish_job, free_port, start_job
 from tests.launch.processes import children
@@ -74,6 +76,11 @@ def test_a_process_with_other_options_is_refused() -> None:
     assert common([resumed, config]) == resumed
     with refuses("hosts.index = 2: ...process 0; must be the same"):
         common([config, config, replace(config, seed=config.seed + 1)])
+
+
+def test_a_signal_that_stops_one_process_passes_to_the_others() -> None:
+    passed = pickle.loads(pickle.dumps(Stopped(15, "warm-up: stopped")))
+    assert (passed.signal, str(passed)) == (15, "warm-up: stopped")
 
 
 def train(run: Path, options: Options, *more: str) -> list[str]:
