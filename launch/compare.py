@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 from rich.console import Console
 
 from launch.build.experiment import Experiment, build_experiment
-from launch.build.memory import check_training
 from launch.cli.errors import ConfigError
 from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
@@ -19,7 +18,7 @@ from launch.cli.pyplot import load_pyplot
 from launch.cli.reads import COMPARE
 from launch.cli.signals import StopSignals
 from launch.cli.unfinished import Unfinished, unfinished_beside
-from launch.comparison.asynchronous import compare_overlap
+from launch.comparison.asynchronous import compare_overlap, synchronous
 from launch.comparison.options import CompareArgs
 from launch.comparison.reward_curves import compare_training
 from launch.comparison.stage_times import print_first_differences, print_stage_times, time_variants
@@ -53,9 +52,7 @@ def main(argv: list[str]) -> int:
 
 def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -> dict[str, object]:
     """Time the variants and train two of them if asked, print both, and return the results for the JSON file."""
-    asynchronous, experiment = experiment, replace(experiment, rollout_mesh=experiment.mesh)
-    for each in (asynchronous, experiment):
-        check_training(each)
+    asynchronous, experiment = experiment, synchronous(experiment)
     config, costs = experiment.config, round_costs(experiment, unfinished)
     params = trained_networks(experiment, args.checkpoint, args.checkpoint_step, console, unfinished)
     results: dict[str, object] = {**provenance("launch.compare"), "recipe": config.name}

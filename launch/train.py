@@ -54,7 +54,9 @@ def train(experiment: Experiment, directory: Path, signals: StopSignals, work: U
     record_config(directory, config, report=console.print)
     table = experiment, directory / COST_TABLE, cells
     costs = CostTable(*table, replayed=config.cost_table is not None) if config.rollout.draft_lengths else None
-    with Checkpointer(directory / CHECKPOINTS, config.checkpoint.keep, config.checkpoint.best) as saves:
+    with Checkpointer(
+        directory / CHECKPOINTS, config.checkpoint.keep, config.checkpoint.best, experiment.mesh
+    ) as saves:
         if continuing:
             start = resume_from(experiment, saves, pipeline, costs)
         else:

@@ -1,19 +1,23 @@
 """Checkpoints of a run: everything that resume needs, written in the background. Each is complete or absent."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
+from jax.sharding import Mesh
 
 from specjax.checkpoint_integrity import DamagedSave, check_finite, check_manifest, saved_steps, write_manifest
 from specjax.options import NonNegative
 from specjax.parallel import processes
 from specjax.types import Params, PyTree, TrainState
 from specjax.writing import writing
+
+T = TypeVar("T")
 
 
 class Checkpoint(NamedTuple):
@@ -50,13 +54,23 @@ class Checkpointer:
         keep:      how many of the newest checkpoints to keep. None: read only, which is safe while another process
                    writes.
         best:      metric whose best checkpoint is kept as well. For a reader, None means the last metric used.
+        mesh:      devices of the state. Of several processes, those that have one read and write; the primary is one
+                   of them. None: all do.
     """
 
-    def __init__(self, directory: Path, keep: int | None = None, best: str | None = None) -> None:
+    def __init__(
+        self, directory: Path, keep: int | None = None, best: str | None = None, mesh: Mesh | None = None
+    ) -> None:
         self._directory, self._best = directory.absolute(), best
+        self._mesh, members = mesh, [*range(processes.count())] if mesh is None else processes.owners(mesh)
+        self._alone = len(members) == 1 < processes.count()
         self._saving: int | None = None
-        options = ocp.CheckpointManagerOptions(create=False)
+        several = ocp.options.MultiprocessingOptions()
+        if len(members) < processes.count():
+            several = ocp.options.MultiprocessingOptions(0, {*members}, "checkpoints")
+        options = ocp.CheckpointManagerOptions(create=False, multiprocessing_options=several)
         if keep is not None:
+            processes.on_primary(lambda: self._directory.mkdir(parents=True, exist_ok=True))
             policies: list[ocp.checkpoint_managers.PreservationPolicy] = [_KeepHealthy(self, keep)]
             if best is not None:
                 policies.append(_KeepBest(self))
@@ -64,20 +78,16 @@ class Checkpointer:
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(policies),
                 cleanup_tmp_directories=True,
+                create=False,
+                multiprocessing_options=several,
                 async_options=ocp.AsyncOptions(post_finalization_callback=self._write_manifest),
             )
-        self._manager = ocp.CheckpointManager(
-            self._directory,
-            options=options,
-            item_handlers={
-                "params": ocp.PyTreeCheckpointHandler(),
-                "state": ocp.PyTreeCheckpointHandler(),
-                "data": ocp.JsonCheckpointHandler(),
-                "extra": ocp.JsonCheckpointHandler(),
-                SCORE: ocp.JsonCheckpointHandler(),
-            },
-        )
-        steps = self._manager.all_steps()
+        handlers: dict[str, Any] = {name: ocp.PyTreeCheckpointHandler() for name in ("params", "state")}
+        handlers |= {name: ocp.JsonCheckpointHandler() for name in ("data", "extra", SCORE)}
+        self._manager: Any = None
+        if processes.index() in members:
+            self._manager = ocp.CheckpointManager(self._directory, options=options, item_handlers=handlers)
+        steps = self._all_steps()
         self._scores = {step: score for step in steps if (score := self._read_score(step))}
         self._unhealthy = {step for step in steps if (self._directory / str(step) / UNHEALTHY).exists()}
 
@@ -85,13 +95,25 @@ class Checkpointer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        with self._writing() if kind is None else suppress(Exception):
-            self._manager.close()
+        if self._manager is not None:
+            with self._writing() if kind is None else suppress(Exception):
+                self._manager.close()
 
     def wait(self) -> None:
         """Wait until the checkpoint in progress is complete. Raises OSError, in one line, if it cannot be written."""
-        with self._writing():
-            self._manager.wait_until_finished()
+
+        def wait() -> None:
+            with self._writing():
+                self._manager.wait_until_finished()
+
+        self._among_members(wait)
+
+    def _among_members(self, run: Callable[[], T]) -> T:
+        """Call a function in the processes that read and write. The others get the primary's result, or its error."""
+        return run() if self._mesh is None else processes.within(self._mesh, run)
+
+    def _all_steps(self) -> list[int]:
+        return self._among_members(lambda: [*self._manager.all_steps()])
 
     def _writing(self) -> AbstractContextManager[None]:
         return writing(self._directory / str(self._saving), self._last_whole)
@@ -103,12 +125,12 @@ class Checkpointer:
     def newest(self) -> int | None:
         """Wait for the save in progress, and return the step of the newest checkpoint, or None without one."""
         self.wait()
-        return self._manager.latest_step()
+        return max(self._all_steps(), default=None)
 
     def newest_healthy(self) -> int | None:
         """Wait for the save in progress, and return the step of the newest healthy checkpoint, or None without one."""
         self.wait()
-        return max(self.healthy(self._manager.all_steps()), default=None)
+        return max(self.healthy(self._all_steps()), default=None)
 
     def healthy(self, steps: Iterable[int]) -> list[int]:
         """Return those of the steps whose checkpoints are not marked as unhealthy."""
@@ -117,7 +139,7 @@ class Checkpointer:
     def mark_unhealthy(self, step: int) -> None:
         """Mark a checkpoint: it then never takes the place of a healthy one among those that are kept."""
         self.wait()
-        if step in self._manager.all_steps():
+        if step in self._all_steps():
             self._unhealthy.add(step)
             if processes.primary():
                 (self._directory / str(step) / UNHEALTHY).touch()
@@ -150,9 +172,13 @@ class Checkpointer:
 
         Raises the error of the previous call, if that failed in the background.
         """
-        if step == self._manager.latest_step():
+        if step == max(self._all_steps(), default=None):
             return
         items = dict[str, Any](data=ocp.args.JsonSave(data), extra=ocp.args.JsonSave(extra))
+        state = replace(state, ahead=processes.fetch(state.ahead))
+        if self._alone and self._manager is not None:
+            # Orbax refuses arrays of a single one of several processes.
+            state = processes.fetch_here(state)
         items |= {name: ocp.args.PyTreeSave(arrays) for name, arrays in _to_items(state).items()}
         if self._best is not None and score is not None:
             self._scores[step] = Score(self._best, score)
@@ -161,8 +187,12 @@ class Checkpointer:
             self._unhealthy.add(step)
         self.wait()
         self._saving = step
-        with self._writing():
-            self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+
+        def save() -> None:
+            with self._writing():
+                self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+
+        self._among_members(save)
 
     def restore(self, abstract: TrainState, which: Which = "newest") -> Checkpoint:
         """Return a checkpoint with the shapes, dtypes and shardings of `abstract`.
@@ -171,18 +201,33 @@ class Checkpointer:
         checkpoint, its arrays differ from `abstract`, or a parameter is not finite. Assumes that `set_damaged_aside`
         has verified the checksums.
         """
-        step, abstract_items = self.step_of(which), _to_items(abstract)
+        step, abstract_items = self.step_of(which), _to_items(replace(abstract, ahead=_on_host(abstract.ahead)))
         for name, arrays in abstract_items.items():
             self._compare(step, name, arrays)
-        args = {name: _restore_args(arrays) for name, arrays in abstract_items.items()}
-        items = self._manager.restore(
-            step, args=ocp.args.Composite(**args, data=ocp.args.JsonRestore(), extra=ocp.args.JsonRestore())
-        )
+        items = self._read(step, abstract_items, ("data", "extra"))
         # The networks' parameters are an item of their own (see `_to_items`): put them back.
         state: TrainState = items["state"]
         state = replace(state, params=replace(state.params, **items["params"]["params"]))
+        # Rollouts in flight are on other devices than the rest, and perhaps in other processes.
+        ahead = jax.tree.map(
+            lambda x, like: processes.place(x, like.sharding), processes.agree(state.ahead), abstract.ahead
+        )
+        state = replace(state, ahead=ahead)
         check_finite(items["params"], self._directory / str(step))
         return Checkpoint(step, state, items["data"], items["extra"])
+
+    def _read(self, step: int, abstract: dict[str, PyTree], names: Sequence[str] = ()) -> dict[str, Any]:
+        """Return items of a checkpoint: arrays with the shardings of `abstract`, and JSON, by their names."""
+        args = {name: _restore_args(arrays) for name, arrays in abstract.items()}
+        args |= {name: ocp.args.JsonRestore() for name in names}
+        read = dict[str, Any]()
+
+        def restore() -> dict[str, Any]:
+            read.update(self._manager.restore(step, args=ocp.args.Composite(**args)).items())
+            return {name: read[name] for name in names}
+
+        others = self._among_members(restore)
+        return processes.absent(abstract) | others if self._manager is None else read
 
     def restore_params(self, abstract: Params, which: Which = "newest") -> tuple[Params, dict[str, Any]]:
         """Return policy, draft and `extra` of a checkpoint, without optimiser state and drafter memory. For generation.
@@ -193,9 +238,7 @@ class Checkpointer:
         processes.on_primary(lambda: check_manifest(self._directory / str(step), ("params", "extra")))
         networks = _networks(abstract)
         self._compare(step, "params", networks)
-        items = self._manager.restore(
-            step, args=ocp.args.Composite(params=_restore_args(networks), extra=ocp.args.JsonRestore())
-        )
+        items = self._read(step, {"params": networks}, ("extra",))
         check_finite(items["params"], self._directory / str(step))
         return Params(**items["params"]["params"]), items["extra"]
 
@@ -204,14 +247,14 @@ class Checkpointer:
         step, policy = self.step_of(which), {"params": {"policy": abstract}}
         processes.on_primary(lambda: check_manifest(self._directory / str(step), ("params",)))
         self._compare(step, "params", policy, "params.policy.")
-        items = self._manager.restore(step, args=ocp.args.Composite(params=_restore_args(policy)))
+        items = self._read(step, {"params": policy})
         check_finite(items["params"], self._directory / str(step))
         return items["params"]["params"]["policy"]
 
     def step_of(self, which: Which) -> int:
         """Return the step of a checkpoint. Raises ValueError with one line if there is no such checkpoint."""
         self.wait()
-        steps = self._manager.all_steps()
+        steps = self._all_steps()
         if which == "best":
             step = self.best_step()
             if step is None:
@@ -231,7 +274,8 @@ class Checkpointer:
 
         Compares only arrays whose names start with `prefix`.
         """
-        saved, expected = _arrays(self._manager.item_metadata(step)[item].tree), _arrays(abstract)
+        saved = self._among_members(lambda: _arrays(self._manager.item_metadata(step)[item].tree))
+        expected = _arrays(abstract)
         for name in sorted(saved.keys() | expected.keys()):
             found, wanted = saved.get(name, "absent"), expected.get(name, "absent")
             if name.startswith(prefix) and found != wanted:
@@ -247,10 +291,9 @@ class Checkpointer:
     def _read_score(self, step: int) -> Score | None:
         try:
             processes.on_primary(lambda: check_manifest(self._directory / str(step), (SCORE,)))
-            items = self._manager.restore(step, args=ocp.args.Composite(**{SCORE: ocp.args.JsonRestore()}))
+            return Score(**self._read(step, {}, (SCORE,))[SCORE])
         except (DamagedSave, OSError, KeyError):  # damaged, being deleted, or without a score
             return None
-        return Score(**items[SCORE])
 
 
 class _KeepHealthy(ocp.checkpoint_managers.PreservationPolicy):
@@ -293,6 +336,11 @@ def _to_items(state: TrainState) -> dict[str, PyTree]:
     The networks are apart so that generation can read them alone.
     """
     return {"params": _networks(state.params), "state": replace(state, params=Params((), (), state.params.memory))}
+
+
+def _on_host(abstract: PyTree) -> PyTree:
+    """Return numpy arrays of these shapes and dtypes, which have no memory of their own: to restore as such."""
+    return jax.tree.map(lambda x: np.broadcast_to(np.zeros((), x.dtype), x.shape), abstract)
 
 
 def _restore_args(abstract: PyTree) -> ocp.args.PyTreeRestore:

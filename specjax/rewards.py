@@ -83,7 +83,7 @@ def host_reward(score: HostScore, mesh: Mesh, parts: tuple[str, ...] = ()) -> Re
         return jax.lax.psum(scores, MODEL_AXES)
 
     def on_host(*arrays: jax.Array) -> tuple[np.ndarray, ...]:
-        tokens, lengths, ids = processes.fetch(arrays)
+        tokens, lengths, ids = processes.fetch_here(arrays)
         return _scored(score, parts, tokens, lengths, ids)
 
     return reward

@@ -22,7 +22,6 @@ from launch.data.batches import PromptPipeline, PromptTable, prompt_pipeline
 from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer, Tokenizer
 from specjax import kernels
-from specjax.parallel import processes
 from specjax.parallel.mesh import MeshConfig, batch_shards, disjoint_mesh, make_mesh
 from specjax.rollout.generate import RolloutFn, per_shard, prepare
 from specjax.rollout.plan import Phase, RolloutConfig, lay_out
@@ -153,8 +152,8 @@ def build_experiment(
     lag, separate = config.asynchronous.lag, config.asynchronous.rollout_mesh
     request_cpu_devices(config)
     try:
-        mesh = make_mesh(config.mesh)
-        rollout_mesh = mesh if lag is None else _rollout_mesh(lag, separate, mesh)
+        mesh = make_mesh(config.mesh, alone=lag is None)
+        rollout_mesh = mesh if lag is None else _rollout_mesh(separate, mesh)
         # Raises if SPECJAX_KERNELS is invalid.
         kernels.compiler_options(jnp.dtype(config.model.dtype))
     except ValueError as error:
@@ -209,11 +208,9 @@ def _load_functions(config: RunConfig) -> tuple[RolloutFn, LossFn]:
     )
 
 
-def _rollout_mesh(lag: int, config: MeshConfig, mesh: Mesh) -> Mesh:
+def _rollout_mesh(config: MeshConfig, mesh: Mesh) -> Mesh:
     """Return the rollout mesh of an asynchronous run. Raises ValueError if it cannot stand beside `mesh`."""
     size = math.prod(config.shape)
-    if processes.count() > 1:
-        raise ValueError(f"asynchronous.lag = {lag}: must be None with several processes")
     if mesh.size % size:
         raise ValueError(
             f"asynchronous.rollout_mesh = {config.shape}: has {size} devices; their number must divide {mesh.size}, "

@@ -21,8 +21,11 @@ class Stopped(Exception):
     """Raised to end a program that a signal stopped. The message is one line; the exit code is 128 + signal."""
 
     def __init__(self, signal: int, message: str) -> None:
-        super().__init__(message)
+        super().__init__(signal, message)  # pickle passes these to the constructor
         self.signal = signal
+
+    def __str__(self) -> str:
+        return self.args[1]
 
 
 @contextmanager

@@ -60,8 +60,7 @@ class StopSignals:
             if self._here is not None:
                 os._exit(128 + read[0])
             self._here = signal.Signals(read[0])
-            if processes.count() > 1:
-                processes.tell_primary(TOPIC, str(read[0]))
+            processes.tell_primary(TOPIC, str(read[0]))
             self._say(
                 f"{self._here.name}: finishing the current step, then saving and exiting; a second one exits at once"
             )

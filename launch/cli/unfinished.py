@@ -76,11 +76,13 @@ class Unfinished:
         If its saved state is damaged, a line says so, and it starts again, as do the phases after it.
 
         name:  unique name of the phase in the program.
-        kept:  False if it has no state, so that the next process starts it again.
+        kept:  False if it has no state, so that the next process starts it again. Within a part of the processes of a
+               job, none has one.
         quiet: see Progress.
         """
         directory = None
-        if self._directory is not None and kept:
+        # To write a state, Orbax would wait for all processes of the job.
+        if self._directory is not None and kept and not processes.apart():
             directory = self._directory / name
             processes.on_primary(partial(self._make, directory))
             self._opened.append(name)

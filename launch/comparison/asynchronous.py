@@ -12,9 +12,12 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from launch.build.experiment import Experiment
+from launch.build.memory import check_training
+from launch.cli.errors import ConfigError
 from launch.cli.unfinished import Unfinished
 from launch.comparison.stage_times import VariantReport
 from launch.comparison.variants import AUTOMATIC, PLAIN, Variant
+from specjax.parallel import processes
 from specjax.train.asynchronous import AsynchronousStep
 
 # The rows of the two kinds are measured in different ways.
@@ -77,6 +80,21 @@ def compare_overlap(
         console.print("these are CPU devices, which share cores and memory: their absolute figures mean little")
     reports_json = {kind: {name: asdict(each) for name, each in reports.items()} for kind, reports in found.items()}
     return {"asynchronous": reports_json}
+
+
+def synchronous(experiment: Experiment) -> Experiment:
+    """Return the experiment with rollouts on its training mesh.
+
+    Raises ConfigError if the devices cannot hold the steps of one of the two, or if several processes would have to
+    time the asynchronous ones.
+    """
+    lag = experiment.config.asynchronous.lag
+    if lag is not None and processes.count() > 1:
+        raise ConfigError(f"asynchronous.lag = {lag}: must be None where several processes compare")
+    result = replace(experiment, rollout_mesh=experiment.mesh)
+    for each in (experiment, result):
+        check_training(each)
+    return result
 
 
 def _synchronous(experiment: Experiment, report: VariantReport) -> OverlapReport:

@@ -124,8 +124,11 @@ class CellTimer:
         with unfinished.phase("compiling of rounds to time", 1, "set of programs", kept=False, quiet=True) as phase:
             with jax.set_mesh(self._mesh):
                 prepared = self._prepare(params)
-            timed = self._timer.start(prepared)
             phase.finish()
+        return processes.within(self._mesh, partial(self._measure, prepared, step, unfinished))
+
+    def _measure(self, prepared: Params, step: int, unfinished: Unfinished) -> list[Cell]:
+        timed = self._timer.start(prepared)
         runs = {f"{k} at {rows}": lambda _, run=run: run() for (rows, k), run in timed.items()}
         turns = timed_turns(unfinished.phase("costs of rounds", REPEATS, "turns", quiet=True), runs)
         # Take the minimum: interference from other processes only adds time.

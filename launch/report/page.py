@@ -24,6 +24,13 @@ REPORT_FILE = "report.html"
 # Colors of the palette in style.css.
 COLORS = 6
 POSITION = re.compile(r"rollout/acceptance_rate_pos_(\d+)")
+# Times of asynchronous steps, and what else is known of their rollouts, by the labels of lines.
+IDLE = {
+    "time/training_mesh_idle": "training mesh, exposed generation",
+    "time/rollout_mesh_idle": "rollout mesh",
+    "time/rollout_wait": "host waits for the rollout",
+}
+AHEAD = {"asynchronous/lag": "lag", "asynchronous/waiting": "rollouts in flight"}
 # Color of each stage of a probe step, in order. The stages sum to time/step.
 STAGES = {"data": 6, "prepare": 4, "generation": 1, "reward": 5, "logprob": 3, "train": 2}
 
@@ -113,6 +120,9 @@ def _key_figures(run: Run) -> Iterator[tuple[str, str]]:
         yield "generation speed-up, best plans at the end", f"{result['speedup']:.2f}x"
     elif len(speedups := run.measured("perf/speedup_vs_autoregressive")[1]):
         yield "generation speed-up, last probe", f"{speedups[-1]:.2f}x"
+    exposed, steps = (run.metrics.get(name, np.zeros(0)) for name in ("time/training_mesh_idle", "time/step"))
+    if (both := np.isfinite(exposed) & (steps > 0) if len(exposed) else exposed).any():
+        yield "of the time of steps is exposed generation", f"{exposed[both].sum() / steps[both].sum():.1%}"
     for metric, label, show in (
         ("rollout/tokens", "tokens generated", number),
         ("time/step", "total time of steps", duration),
@@ -225,12 +235,15 @@ def _time(run: Run) -> Iterator[str]:
             _series(run, "perf/generation_tokens_per_s", "generation alone, at probes", 1),
         ]
         yield line_chart("Tokens per second", series, zero=True, span=_span(run))
+    yield _lines(run, "Idle meshes", IDLE, hint="seconds per step of an asynchronous run", zero=True)
+    yield _lines(run, "Lag", AHEAD, hint="updates from the networks that generate to those that train", zero=True)
 
 
 def _other_metrics(run: Run) -> Iterator[str]:
     """Yield a chart for each nonstandard metric, such as those of a custom loss or drafter."""
+    shown = {*STANDARD_METRICS, *IDLE, *AHEAD}
     for name in run.metrics:
-        if name not in STANDARD_METRICS and not name.startswith("reward/") and not POSITION.fullmatch(name):
+        if name not in shown and not name.startswith("reward/") and not POSITION.fullmatch(name):
             yield _lines(run, name, {name: name.rpartition("/")[2]})
 
 

@@ -13,6 +13,12 @@ from specjax.rollout.plan import Phase
 HEADER = "  step   reward  accuracy  acceptance length  tokens/s  s/step"
 HEADER_EVERY = 20
 STAGES = ("data", "prepare", "generation", "reward", "logprob", "train", "step")
+# Times of asynchronous steps, by the words for them.
+ASYNCHRONOUS = {
+    "time/training_mesh_idle": "exposed",
+    "time/rollout_mesh_idle": "rollout mesh idle",
+    "time/rollout_wait": "waited",
+}
 STAGES_TITLE = "  seconds of each stage; generation's tokens/s, and its speed-up over autoregressive"
 
 SKIPPED = "the loss or the gradient of the {} is not finite, and its update is skipped"
@@ -105,6 +111,10 @@ def _line(step: int, steps: Sequence[Values], timed: Sequence[Values]) -> str:
     held_out, failed = steps[-1]["eval/accuracy"], sum(values["reward/failed"] or 0 for values in steps)
     if held_out is not None:
         line += f"  held out {held_out:.1%}"
+    if (lag := steps[-1].get("asynchronous/lag")) is not None:
+        line += f"  lag {lag:.0f}:" + ",".join(
+            f" {_show(_mean(timed, metric), '.2f')} s {name}" for metric, name in ASYNCHRONOUS.items()
+        )
     if any(values["draft/alarm"] for values in steps):
         line += "  draft alarm"
     if failed:

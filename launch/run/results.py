@@ -9,6 +9,7 @@ from launch.comparison.best_plans import compare_plans, print_speedup
 from launch.evaluation.sampler import Evaluate
 from launch.run.logs import RunLogs
 from launch.run.start import Start
+from specjax.parallel import processes
 from specjax.types import TrainState
 
 # Holds the turns of the closing comparison. Not in the directory of the warm-up, which a checkpoint makes obsolete.
@@ -31,7 +32,11 @@ def record_results(experiment: Experiment, start: Start, state: TrainState, eval
         # A resumed run with other options, such as more steps, compares other plans or networks: it starts again.
         options = options_text(replace(config, resume=False))
         unfinished = Unfinished(logs.directory / COMPARISON, logs.signals, options, or_start_again=True)
-        overall, tail = compare_plans(experiment, state.params, unfinished)
-        print_speedup(overall, tail, console)
-        logs.events.record_result(config.steps, speedup=overall.speedup[0], speedup_of_the_tail=tail.speedup[0])
+
+        def compare() -> dict[str, float]:
+            overall, tail = compare_plans(experiment, state.params, unfinished)
+            print_speedup(overall, tail, console)
+            return {"speedup": overall.speedup[0], "speedup_of_the_tail": tail.speedup[0]}
+
+        logs.events.record_result(config.steps, **processes.within(experiment.mesh, compare))
         unfinished.remove()

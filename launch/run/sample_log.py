@@ -41,16 +41,18 @@ class SampleLog:
         "pieces": [[text, specjax.types.Writer], ..]}, ..]}. Completions of different prompts come first. Unknown values
         are null: the reward of a sample that was not scored, writers that a custom rollout function does not report.
         """
-        # Indexed on the host: a program of the prompts' mesh would wait for the rollout under way there.
-        (lengths, ids), budget = processes.fetch((rollout.lengths, prompts.id)), rollout.tokens.shape[1]
-        group = len(lengths) // len(ids)
-        rows = np.arange(len(lengths)).reshape(-1, group).T.ravel()[: self._experiment.config.log.samples]
+        # Indexed on the host: a program of the prompts' mesh would wait for the rollout under way there, and a process
+        # without a device of the mesh has nothing to index.
         rewards = None if rollout.reward is None else rollout.reward.value
         columns = rollout.tokens, rollout.writer, rollout.stopped, rewards
-        fetched = processes.fetch([None if column is None else column[rows] for column in columns])
+        lengths, ids, (tokens, *others) = processes.fetch((rollout.lengths, prompts.id, columns))
+        group, budget = len(lengths) // len(ids), rollout.tokens.shape[1]
+        rows = np.arange(len(lengths)).reshape(-1, group).T.ravel()[: self._experiment.config.log.samples]
         completions = [
-            self._completion(int(ids[row // group]), lengths[row], *values)
-            for row, *values in zip(rows, *([None] * len(rows) if x is None else x for x in fetched), strict=True)
+            self._completion(
+                int(ids[row // group]), lengths[row], tokens[row], *(None if x is None else x[row] for x in others)
+            )
+            for row in rows
         ]
         line = {"step": step, "budget": budget, "lengths": lengths.tolist(), "completions": completions}
         if processes.primary():

@@ -24,10 +24,11 @@ from launch.run.supervised_warmup import check_warmup, warm_up
 from launch.run.wandb import check_wandb
 from specjax.checkpoint import Checkpointer
 from specjax.cost import Cell
+from specjax.parallel import processes
 from specjax.rewards import RewardFn
 from specjax.train.config import check_mixture
 from specjax.train.loss import LossInputs, per_token_loss
-from specjax.types import TrainState
+from specjax.types import Params, TrainState
 
 
 class Start(NamedTuple):
@@ -101,9 +102,13 @@ def _check_loss(experiment: Experiment) -> None:
 
 def start_new(experiment: Experiment, evaluate: Evaluate, costs: CostTable | None, unfinished: Unfinished) -> Start:
     """Start a new run: warm up the policy and distil the draft as the recipe says. Raises Stopped at a signal."""
-    config, params = experiment.config, warm_up(experiment, unfinished)
-    if config.distill.steps:
-        params = replace(params, draft=distill(experiment, params, unfinished).draft)
+    config = experiment.config
+
+    def before_rl() -> Params:
+        params = warm_up(experiment, unfinished)
+        return replace(params, draft=distill(experiment, params, unfinished).draft) if config.distill.steps else params
+
+    params = processes.within(experiment.mesh, before_rl, elsewhere=experiment.networks.params)
     state = fresh_state(experiment, params, None if costs is None else costs.update(params, 0, unfinished))
     return Start(state, 0, evaluate(state.params) if config.eval.every else None)
 
@@ -151,7 +156,8 @@ def held_out_evaluator(experiment: Experiment, reward_fn: RewardFn) -> Evaluate:
     if config.every:
         rollout = replace(experiment.config.rollout, group_size=config.samples, draft_lengths=())
         check_rollout(experiment, rollout, size, {"eval.samples": config.samples})
-    return make_evaluate(experiment, reward_fn, fixed_batches(table.first(count), size))
+    evaluate = make_evaluate(experiment, reward_fn, fixed_batches(table.first(count), size))
+    return lambda params: processes.within(experiment.mesh, lambda: evaluate(params))
 
 
 def warn_of_start(experiment: Experiment, events: EventLog, continuing: bool, found: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from specjax.cost import Drafting
+from specjax.parallel import processes
 from specjax.types import Prompts, Rollout
 
 Metrics = dict[str, Any]
@@ -88,6 +89,7 @@ class StepTimer:
 
     def _log(self, step: Step | None, more: Metrics | None = None) -> None:
         if step is not None:
+            step.metrics = processes.fetch(step.metrics)
             self.logged = self._log_metrics(step.number, step.metrics | (more or {}))
             for observe in self._observers:
                 observe(step)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
+from specjax.parallel import processes
 from specjax.types import PyTree
 
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
@@ -54,11 +55,19 @@ def check_memory(parts: Sequence[Part], mesh: Mesh) -> None:
 
 
 def device_memory(mesh: Mesh) -> int:
-    """Return the bytes of a device of the mesh; CPU devices share the machine's or the container's memory."""
-    device = mesh.local_devices[0]
-    if device.platform != "cpu":
-        return (device.memory_stats() or {}).get("bytes_limit", 2**63)
-    return host_memory() // len(mesh.local_devices)
+    """Return the bytes of a device of the mesh; CPU devices share the machine's or the container's memory.
+
+    The device is one of the first process that has any. Every process calls this.
+    """
+
+    def present() -> int:
+        device = mesh.local_devices[0]
+        if device.platform != "cpu":
+            return (device.memory_stats() or {}).get("bytes_limit", 2**63)
+        return host_memory() // len(mesh.local_devices)
+
+    source = processes.owners(mesh)[0]
+    return processes.agree(present() if processes.index() == source else 0, source)
 
 
 def host_memory() -> int:

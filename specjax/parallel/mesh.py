@@ -77,8 +77,10 @@ class MeshConfig(Options):
         return tuple(getattr(self, axis) for axis in AXES)
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
+def make_mesh(config: MeshConfig, alone: bool = True) -> Mesh:
     """Return a mesh over the first devices, process by process: neighbours along the last axes share a process.
+
+    alone: there is no mesh beside it, so that every process must have one of its devices.
 
     Raises ValueError if there are too few devices, if a process would have none, or if the model axes would divide
     some process's devices.
@@ -87,37 +89,52 @@ def make_mesh(config: MeshConfig) -> Mesh:
     if needed > present:
         raise ValueError(f"mesh = {config.shape}: needs {needed} devices, {present} present")
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))[:needed]
-    check_processes(config.shape, [device.process_index for device in devices], processes.count())
+    owners = [device.process_index for device in devices]
+    if alone:
+        check_members(f"mesh = {config.shape}", owners, processes.count())
+    check_groups(config.shape, owners)
     return jax.make_mesh(config.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
 
 
 def disjoint_mesh(config: MeshConfig, other: Mesh) -> Mesh:
-    """Return a mesh over the first devices that `other` does not use. Raises ValueError if there are too few."""
+    """Return a mesh over the first devices that `other` does not use.
+
+    Raises ValueError if there are too few, if a process would have devices of neither, or if the model axes would
+    divide some process's devices.
+    """
     shape, taken, needed = config.shape, set(other.devices.flat), math.prod(config.shape)
     free = [device for device in sorted(jax.devices(), key=lambda x: (x.process_index, x.id)) if device not in taken]
     if len(free) < needed:
         raise ValueError(f"rollout_mesh = {shape}: needs {needed} devices, the other mesh leaves {len(free)}")
+    owners, others = ([device.process_index for device in each] for each in (free[:needed], other.devices.flat))
+    check_members(f"mesh and rollout_mesh = {other.devices.shape} and {shape}", owners + others, processes.count())
+    check_groups(shape, owners, "rollout_mesh")
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=free[:needed])
 
 
-def check_processes(shape: tuple[int, ...], owners: Sequence[int], count: int) -> None:
-    """Raise ValueError unless all `count` processes take part, and groups along the model axes fit into them.
+def check_members(name: str, owners: Sequence[int], count: int) -> None:
+    """Raise ValueError unless each of `count` processes has one of these devices. owners: the process of each."""
+    absent = sorted({*range(count)} - {*owners})
+    if absent:
+        raise ValueError(
+            f"{name}: uses {len(owners)} devices, and process {absent[0]} would have none; must use devices of all "
+            f"{count} processes"
+        )
+
+
+def check_groups(shape: tuple[int, ...], owners: Sequence[int], name: str = "mesh") -> None:
+    """Raise ValueError unless groups along the model axes fit into processes, or fill them.
 
     owners: the process of each device, in the order of the mesh.
     """
-    if count == 1:
+    if len({*owners}) == 1:
         return
-    local = [owners.count(process) for process in range(count)]
-    if 0 in local:
-        raise ValueError(
-            f"mesh = {shape}: uses {len(owners)} devices, and process {local.index(0)} would have none; must use "
-            f"devices of all {count} processes"
-        )
     model = math.prod(shape[len(BATCH_AXES) :])
-    for process, devices in enumerate(local):
+    for process in sorted({*owners}):
+        devices = owners.count(process)
         if devices % model and model % devices:
             raise ValueError(
-                f"mesh.{' x mesh.'.join(MODEL_AXES)} = {model}: must divide the {devices} devices of process "
+                f"{name}.{f' x {name}.'.join(MODEL_AXES)} = {model}: must divide the {devices} devices of process "
                 f"{process}, or be a multiple of them"
             )
 

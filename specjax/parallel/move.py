@@ -34,7 +34,7 @@ class Move:
         devices, types = np.stack([source.devices, target.devices]), (AxisType.Auto,) * (source.devices.ndim + 1)
         both = Mesh(devices, (SIDES, *target.axis_names), axis_types=types)
         specs = jax.tree.map(lambda sharding: P(SIDES, *sharding.spec[1:]), self._target)
-        self._both = _shardings(both, specs)
+        self._mesh, self._both = both, _shardings(both, specs)
         zeros = partial(jax.tree.map, lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         self._blank = jax.jit(zeros, out_shardings=self._target)
         send = partial(jax.tree.map, lambda x: jax.lax.ppermute(x, SIDES, [(0, 1)]))
@@ -44,7 +44,9 @@ class Move:
         """Return the arrays on the target mesh."""
         if processes.count() == 1:
             return jax.tree.map(self._copy, tree, self._target)
-        return jax.tree.map(_second, self._send(jax.tree.map(_join, tree, self._blank(), self._both)), self._target)
+        joined = jax.tree.map(_join, tree, self._blank(), self._both)
+        with jax.set_mesh(self._mesh):
+            return jax.tree.map(_second, self._send(joined), self._target)
 
     def _copy(self, x: jax.Array, sharding: NamedSharding) -> jax.Array:
         shards = _shards(x)

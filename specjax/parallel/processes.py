@@ -8,6 +8,7 @@ with the same arguments, unless their docstring says otherwise. With one process
 
 import pickle
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -25,18 +26,40 @@ T = TypeVar("T")
 _DAY_MS = 24 * 60 * 60 * 1000
 # Processes are never this many agreements apart: steps hold collectives.
 _KEPT_AGREEMENTS = 1000
-_agreements = 0
-_passed: str | None = None
+
+
+@dataclass
+class _Group:
+    """Processes that work together: all, or those within `within`.
+
+    members:    their numbers in the job; None: all.
+    keys:       start of the keys of their values.
+    agreements: keys so far.
+    passed:     key of the last value that this process has passed on.
+    """
+
+    members: list[int] | None
+    keys: str
+    agreements: int = 0
+    passed: str | None = None
+
+
+_group = _Group(None, "specjax")
 
 
 def count() -> int:
     """Return the number of processes. Unlike `jax.process_count`, it does not start a backend."""
-    return distributed.global_state.num_processes
+    return distributed.global_state.num_processes if _group.members is None else len(_group.members)
 
 
 def index() -> int:
     """Return the number of this process, from 0. Does not start a backend."""
-    return distributed.global_state.process_id
+    return _number(distributed.global_state.process_id)
+
+
+def apart() -> bool:
+    """Return True within `within` or `on_primary`, if other processes wait outside."""
+    return _group.members is not None
 
 
 def primary() -> bool:
@@ -47,25 +70,33 @@ def primary() -> bool:
 def fetch(tree: PyTree) -> PyTree:
     """Return the tree with every array as a numpy array, whole in every process.
 
-    Arrays that span processes are gathered by a program; all others are copied, as by `jax.device_get`.
+    Arrays that span processes are gathered by a program; all others are copied, as by `jax.device_get`. Arrays of a
+    mesh that some processes have no device of are passed on by the first that has one, and wait for no other mesh.
     """
+    if count() == 1:
+        return jax.device_get(tree)
     leaves, structure = jax.tree.flatten(tree)
-    leaves = [multihost_utils.process_allgather(x, tiled=True) if _spans_processes(x) else x for x in leaves]
+    parts: dict[int, dict[int, Any]] = {}
+    for number, x in enumerate(leaves):
+        if _spans_processes(x):
+            leaves[number] = x = _gathered(x)
+        if (source := _source(x)) is not None:
+            parts.setdefault(source, {})[number] = x
+    for source, found in parts.items():
+        passed = _pass(source, jax.device_get(found) if index() == source else {})
+        for number, x in passed.items():
+            leaves[number] = x
     return jax.device_get(jax.tree.unflatten(structure, leaves))
 
 
-def fetch_from(mesh: Mesh, tree: PyTree) -> PyTree:
-    """Return the arrays of a mesh as numpy arrays, whole in every process, also in those without a device of the mesh.
+def fetch_here(tree: PyTree) -> PyTree:
+    """Return the tree with every array as a numpy array. Any process that has all of their parts may call it alone."""
+    return jax.device_get(tree)
 
-    Runs nothing on other devices, so that it does not wait for programs there.
-    """
-    owners = {device.process_index for device in mesh.devices.flat}
-    if len(owners) == count():
-        return fetch(tree)
-    if len(owners) > 1:
-        # Every process calls it; those without a device do nothing.
-        tree = _whole_on(mesh)(tree)
-    return _pass(min(owners), jax.device_get(tree) if index() == min(owners) else None)
+
+def owners(mesh: Mesh) -> list[int]:
+    """Return the processes that have a device of a mesh, ascending."""
+    return sorted({_number(device.process_index) for device in mesh.devices.flat})
 
 
 def place(tree: PyTree, sharding: Sharding) -> PyTree:
@@ -78,6 +109,18 @@ def place(tree: PyTree, sharding: Sharding) -> PyTree:
     return jax.tree.map(lambda x: _place(x, sharding), tree)
 
 
+def absent(abstract: PyTree) -> PyTree:
+    """Return arrays with the shapes, dtypes and shardings of `abstract`, for a process that has no device of them."""
+
+    def make(x: Any) -> Any:
+        if not isinstance(x, jax.ShapeDtypeStruct):
+            return x
+        assert x.sharding is not None
+        return jax.make_array_from_single_device_arrays(x.shape, x.sharding, [], dtype=x.dtype)
+
+    return jax.tree.map(make, abstract)
+
+
 def own_rows(x: jax.Array | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (row numbers, rows) of the rows [R, ..] that this process owns.
 
@@ -88,12 +131,12 @@ def own_rows(x: jax.Array | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rows = np.array_split(np.arange(len(x)), count())[index()]
         return rows, x[rows]
     if x.is_fully_addressable:
-        return np.arange(len(x)), fetch(x)
+        return np.arange(len(x)), fetch_here(x)
     shards = [shard for shard in x.addressable_shards if shard.replica_id == 0]
     parts = {range(*shard.index[0].indices(len(x))): shard.data for shard in shards}
     slices = sorted(parts, key=lambda rows: rows.start)
     rows = np.array([row for each in slices for row in each], np.int64)
-    return rows, np.concatenate([np.zeros((0, *x.shape[1:]), x.dtype), *(fetch(parts[each]) for each in slices)])
+    return rows, np.concatenate([np.zeros((0, *x.shape[1:]), x.dtype), *(fetch_here(parts[each]) for each in slices)])
 
 
 def join_rows(rows: np.ndarray, values: Sequence[np.ndarray], total: int) -> tuple[np.ndarray, ...]:
@@ -110,15 +153,15 @@ def join_rows(rows: np.ndarray, values: Sequence[np.ndarray], total: int) -> tup
     return whole
 
 
-def agree(value: T) -> T:
-    """Return the primary's value in every process. It is anything that pickle writes.
+def agree(value: T, source: int = 0) -> T:
+    """Return the value of one process, the primary, in every process. It is anything that pickle writes.
 
     Involves no device, so that it does not wait for programs under way.
     """
     if count() == 1:
         return value
     key = _next_key()
-    if not primary():
+    if index() != source:
         return pickle.loads(_store().blocking_key_value_get_bytes(key, _DAY_MS))
     _store().key_value_set_bytes(key, pickle.dumps(value))
     return value
@@ -138,23 +181,41 @@ def gather(value: T) -> list[T]:
 
 def on_primary(run: Callable[[], T]) -> T:
     """Call a function in the primary alone. Return its result, or raise its exception, in every process."""
-    if count() == 1:
+    return _only_in([0], run)
+
+
+def within(mesh: Mesh, run: Callable[[], T], elsewhere: T | None = None) -> T:
+    """Call a function in the processes of a mesh, as if there were no others: the first of them is the primary there.
+
+    The others wait for it. They get `elsewhere`, or if that is None the result of the first, or its exception.
+    """
+    return _only_in(owners(mesh), run, elsewhere)
+
+
+def _only_in(members: list[int], run: Callable[[], T], elsewhere: T | None = None) -> T:
+    global _group
+    if len(members) == count():
         return run()
-    result, error = None, None
-    if primary():
+    key, whole, result, error = _next_key(), _group, None, None
+    if index() in members:
+        _group = _Group(members, key)
         try:
             result = run()
         except Exception as raised:
             error = raised
-    result, error = agree((result, error))
-    if error is not None:
+        finally:
+            _group = whole
+    others, failed = agree((result if elsewhere is None else None, error), members[0])
+    if (error := error or failed) is not None:
         raise error
-    return cast(T, result)
+    return cast(T, result if index() in members else others if elsewhere is None else elsewhere)
 
 
 def tell_primary(topic: str, value: str) -> None:
     """Leave a value for the primary to read by `told`. Any process and any thread may call it, at any time."""
-    _store().key_value_set(f"specjax/{topic}/{index()}", value, allow_overwrite=True)
+    state = distributed.global_state
+    if state.num_processes > 1:
+        _store().key_value_set(f"specjax/{topic}/{state.process_id}", value, allow_overwrite=True)
 
 
 def told(topic: str) -> list[str]:
@@ -162,13 +223,32 @@ def told(topic: str) -> list[str]:
     return [value for _, value in _store().key_value_dir_get(f"specjax/{topic}")]
 
 
+def _spans_processes(x: Any) -> bool:
+    return isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated)
+
+
+def _gathered(x: jax.Array) -> Any:
+    """Return an array that spans processes, whole in each process that has a part of it."""
+    mesh = getattr(x.sharding, "mesh", None)
+    if mesh is None or (len(owners(mesh)) == count() and not apart()):
+        return multihost_utils.process_allgather(x, tiled=True)
+    return _whole_on(mesh)(x)
+
+
 @cache
 def _whole_on(mesh: Mesh) -> Callable[[PyTree], PyTree]:
     return jax.jit(lambda tree: tree, out_shardings=NamedSharding(mesh, P()))
 
 
-def _spans_processes(x: Any) -> bool:
-    return isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated)
+def _source(x: Any) -> int | None:
+    """Return the first process that has a device of an array's mesh; None if all have one, or if x is of no mesh.
+
+    Arrays that are not committed to a device were made by each process for itself.
+    """
+    if not isinstance(x, jax.Array) or not x.committed:
+        return None
+    having = {_number(device.process_index) for device in x.sharding.device_set}
+    return None if len(having) == count() else min(having)
 
 
 def _pass(source: int, value: T) -> T:
@@ -176,18 +256,17 @@ def _pass(source: int, value: T) -> T:
 
     Large ones are not kept for long: each is deleted before the one after it, once all others have read it.
     """
-    global _passed
     key = _next_key()
     if index() != source:
         value = pickle.loads(_store().blocking_key_value_get_bytes(key, _DAY_MS))
         _store().key_value_set(f"{key}/read/{index()}", "")
         return value
-    if _passed is not None:
+    if _group.passed is not None:
         for other in set(range(count())) - {source}:
-            _store().blocking_key_value_get(f"{_passed}/read/{other}", _DAY_MS)
-        _store().key_value_delete(_passed)
+            _store().blocking_key_value_get(f"{_group.passed}/read/{other}", _DAY_MS)
+        _store().key_value_delete(_group.passed)
     _store().key_value_set_bytes(key, pickle.dumps(value))
-    _passed = key
+    _group.passed = key
     return value
 
 
@@ -205,9 +284,13 @@ def _store() -> Any:
 
 
 def _next_key() -> str:
-    global _agreements
-    _agreements += 1
-    if primary() and _agreements > _KEPT_AGREEMENTS:
+    _group.agreements += 1
+    if primary() and _group.agreements > _KEPT_AGREEMENTS:
         # With all keys below it.
-        _store().key_value_delete(f"specjax/{_agreements - _KEPT_AGREEMENTS}")
-    return f"specjax/{_agreements}"
+        _store().key_value_delete(f"{_group.keys}/{_group.agreements - _KEPT_AGREEMENTS}")
+    return f"{_group.keys}/{_group.agreements}"
+
+
+def _number(process: int) -> int:
+    """Return the number of a process of the job among those that work together."""
+    return process if _group.members is None else _group.members.index(process)

@@ -114,11 +114,13 @@ class AsynchronousStep:
         """Return a rollout that has ended, its prompts and versions: within a process, only versions on the host."""
         if processes.count() == 1:
             return *jax.block_until_ready((oldest.rollout, oldest.prompts)), processes.fetch(oldest.versions)
-        return processes.fetch_from(self._mesh, (oldest.rollout, oldest.prompts, oldest.versions))
+        return processes.fetch((oldest.rollout, oldest.prompts, oldest.versions))
 
     def _metrics(self, lag: Int[Array, ""], waiting: int, waited_s: float) -> dict[str, Any]:
         # A resumed run has rollouts that it did not see begin.
         span = self._spans.popleft().result() if len(self._spans) > waiting else None
+        # Of a process that sees the devices, as the primary sees those of the training mesh.
+        span = processes.agree(span, processes.owners(self._mesh)[0])
         return {
             "asynchronous/lag": lag,
             "asynchronous/waiting": waiting,

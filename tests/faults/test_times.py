@@ -96,3 +96,14 @@ def test_row_12_lines_are_averages_over_the_steps_since_the_line_before(
     assert lines[0] == ["4", "2.500", "50.0%", "2.00", "67", "1.50"]
     assert lines[1] == ["6", "5.500", "50.0%", "2.00", "36", "2.75", "held", "out", "75.0%"]
     assert lines[2] == ["8", "7.500", "50.0%", "2.00", "27", "3.75"] and len(lines) == 3
+
+
+def test_a_line_of_an_asynchronous_run_has_its_lag_and_the_idle_times_of_both_meshes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with MetricLog(tmp_path) as metric_log:
+        for number in (1, 2):
+            times = {"time/rollout_wait": 0.5, "time/rollout_mesh_idle": 0.25, "time/training_mesh_idle": number / 8}
+            metric_log.log(number, STEP | times | {"time/step": 1.0, "asynchronous/lag": number - 1})
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith("1.00  lag 1: 0.25 s exposed, 0.25 s rollout mesh idle, 0.50 s waited")

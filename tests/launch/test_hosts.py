@@ -1,6 +1,7 @@
 """Runs over several processes on this machine give the results of one process, and all processes end together."""
 
 import json
+import pickle
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import pytest
 
 from configs.schema import AsynchronousConfig, HostsConfig, MeshConfig
 from configs.tiny import config
+from launch.cli.errors import Stopped
 from launch.cli.hosts import common, join_hosts, launched_by_a_cluster
 from tests.jobs import finish_job, free_port, start_job
 from tests.launch.processes import children
@@ -74,6 +76,11 @@ def test_a_process_with_other_options_is_refused() -> None:
     assert common([resumed, config]) == resumed
     with refuses("hosts.index = 2: ...process 0; must be the same"):
         common([config, config, replace(config, seed=config.seed + 1)])
+
+
+def test_a_signal_that_stops_one_process_passes_to_the_others() -> None:
+    passed = pickle.loads(pickle.dumps(Stopped(15, "warm-up: stopped")))
+    assert (passed.signal, str(passed)) == (15, "warm-up: stopped")
 
 
 def train(run: Path, options: Options, *more: str) -> list[str]:
@@ -155,11 +162,17 @@ def test_two_processes_resume_what_four_have_saved(tmp_path: Path) -> None:
     assert_near(run, whole)
 
 
+# The asynchronous job trains in process 0 and generates in process 1.
+AHEAD = TWO | {"mesh.data": 1, "--asynchronous.lag": "1"}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_process_ends_the_job_and_restarts_resume_to_the_bit(killed: int, tmp_path: Path) -> None:
-    options = TWO | {"--steps": "60", "--checkpoint.every": "10"}
+@pytest.mark.parametrize(("killed", "mode"), [(0, TWO), (0, AHEAD), (1, AHEAD)])
+def test_a_killed_process_ends_the_job_and_restarts_resume_to_the_bit(
+    killed: int, mode: Options, tmp_path: Path
+) -> None:
+    options = mode | {"--steps": "60", "--checkpoint.every": "10"}
     run, whole = tmp_path / "run", tmp_path / "whole"
     supervised = ["-m", "launch.supervise", *train(run, options)[1:]]
     job = start_job([*supervised, "--hosts.heartbeat", "10"], count=2, devices=1, port=free_port())
@@ -174,7 +187,10 @@ def test_a_killed_process_ends_the_job_and_restarts_resume_to_the_bit(killed: in
     said = [line for line in errors[1 - killed].splitlines() if "died" in line]
     assert len(said) == 1 and said[0].startswith(f"process {killed} on ") and "starting again" in said[0]
     assert "trace" not in errors[1 - killed]
-    finish_job(start_job(train(whole, options), count=2, devices=1))
+    # One process computes the same where no mesh spans processes.
+    count = 1 if mode is AHEAD else 2
+    finish_job(start_job(train(whole, options), count=count, devices=3 - count))
+    assert without_times(run) == without_times(whole)
     for got, expected in zip(*map(jax.tree.leaves, (saved_state(run, 60), saved_state(whole, 60))), strict=True):
         np.testing.assert_array_equal(got, expected)
 

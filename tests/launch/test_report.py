@@ -112,6 +112,14 @@ def test_a_report_shows_all_of_a_run_in_one_file(tmp_path: Path):
     assert "<div><span>seed</span><b>3</b></div>" in text
 
 
+def test_a_report_of_an_asynchronous_run_shows_lag_exposed_generation_and_idle_meshes(tmp_path: Path):
+    waited = {f"time__{name}": [0.5, 0.5, 0.5] for name in ("rollout_wait", "rollout_mesh_idle")}
+    exposed = {"time__step": [9.0, 2.0, 2.0], "time__training_mesh_idle": [None, 0.5, 0.1]}
+    text = write_report(write_run(tmp_path, 3, asynchronous__lag=[0, 1, 1], **waited, **exposed)).read_text()
+    assert {"Lag", "Idle meshes"} < set(Checked(text).titles) and "Other metrics" not in text
+    assert "<b>15.0%</b><span>of the time of steps is exposed generation</span>" in text
+
+
 def test_warnings_are_read_back_with_their_steps(tmp_path: Path):
     lines = warnings(read_run(run_of(tmp_path)))
     assert [re.findall(r"steps? (\d+)", line)[0] for line in lines] == ["7", "9", "10", "21", "25", "30"]

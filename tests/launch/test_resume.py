@@ -3,6 +3,9 @@
 import json
 import re
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -157,16 +160,43 @@ def test_a_run_continues_exactly_from_the_save_before_a_damaged_one(
         assert leaves and all(np.asarray(x).any() for x in leaves), name
 
 
-@pytest.mark.slow
-def test_an_asynchronous_run_goes_on_exactly_with_what_was_in_flight(tmp_path: Path):
+def ahead(directory: Path) -> RunConfig:
+    """Return the configuration of an asynchronous run in a directory, with a cost table in the directory above."""
     # One data shard has all sequences.
-    table = write_cells(tmp_path, [cell._replace(slots=4) for cell in CELLS])
+    table = write_cells(directory.parent, [cell._replace(slots=4) for cell in CELLS])
     config = replace(CONFIG, mesh=MeshConfig(), asynchronous=AsynchronousConfig(lag=2), cost_table=table)
-    config = replace(config, out=str(tmp_path / "whole"))
-    assert run(config) == 0
-    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
-    shutil.rmtree(tmp_path / "parts" / "checkpoints" / "6")
-    assert run(replace(config, out=str(tmp_path / "parts"), resume=True)) == 0
+    return replace(config, out=str(directory))
+
+
+KILLED = """
+import os, signal, sys, time
+from pathlib import Path
+from specjax.train.asynchronous import AsynchronousStep
+from tests.launch.test_resume import ahead, run
+
+directory, take, steps = Path(sys.argv[1]), AsynchronousStep.__call__, []
+
+def step(self, state, prompts):
+    steps.append(take(self, state, prompts))
+    if len(steps) == 5:
+        while not (directory / "checkpoints" / "3").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return steps[-1]
+
+AsynchronousStep.__call__ = step
+run(ahead(directory))
+"""
+
+
+@pytest.mark.slow
+def test_an_asynchronous_run_that_was_killed_in_a_step_goes_on_exactly(tmp_path: Path):
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "parts")]
+    killed = subprocess.run(command, timeout=300, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert saves(tmp_path / "parts") == [3] and [line["step"] for line in metrics(tmp_path / "parts")][-1] >= 3
+    assert run(replace(ahead(tmp_path / "parts"), resume=True)) == 0
+    assert run(ahead(tmp_path / "whole")) == 0
     for line, other in zip(metrics(tmp_path / "parts"), metrics(tmp_path / "whole"), strict=True):
         assert line["asynchronous/lag"] == min(line["step"] - 1, 2)
         for name in line:

@@ -20,19 +20,21 @@ from models.checkpoints.policy import restore_params, write_checkpoint
 from models.files import new_directory
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
-from specjax.parallel.mesh import AXES, BATCH_AXES
+from specjax.parallel.mesh import AXES, BATCH_AXES, MeshConfig, disjoint_mesh, make_mesh
 from specjax.rewards import HostReward, host_reward
 from specjax.rollout.generate import place
 from specjax.rollout.send import Send
 from specjax.train.asynchronous import AsynchronousStep
 from specjax.train.overlap import ProgramTimer
+from specjax.train.selection import SelectionConfig
 from specjax.train.stages import Stages
 from specjax.train.train_step import make_train_step
-from specjax.train.updates import UpdateConfig
-from specjax.types import PyTree
+from specjax.types import Prompts, PyTree, TrainState
 from tests.specjax.training import CONFIG, make_prompts, mesh_of, networks, state_on
 
 STEPS = 2
+# The update that begins after the rollout for the next one has ended.
+HELD = 2
 
 
 def score(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -62,30 +64,76 @@ def train() -> tuple[dict[str, Any], PyTree, list[list[int]]]:
     return made, state, asked
 
 
-def ahead() -> tuple[dict[str, Any], dict[str, list[float]]]:
+class Events:
+    """When rollouts and updates ended, by a clock that all processes of a machine share, and who was awaited.
+
+    ends: for each kind, in their order, in the process that has their devices. In others they end at once.
+    held: numbers of the updates for which the primary did not score the rollout until the next rollout had ended.
+    """
+
+    def __init__(self, rollout_mesh: Mesh) -> None:
+        self._futures = {name: list[Any]() for name in ("rollouts", "updates")}
+        self._timers = {name: ProgramTimer() for name in self._futures}
+        self._generates = processes.owners(rollout_mesh) == [processes.index()]
+        self.held = list[int]()
+
+    def note(self, name: str, made: jax.Array) -> None:
+        each = self._futures[name]
+        each.append(self._timers[name].time(time.perf_counter(), None, made))
+        if name == "rollouts" and self._generates:
+            ended = str(len(each))
+            each[-1].add_done_callback(lambda _: processes.tell_primary("ended", ended))
+
+    def score(self, tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        number = len(self._futures["updates"]) + 1
+        if number == HELD and processes.count() > 1 and processes.primary():
+            deadline = time.monotonic() + 60
+            while str(HELD + 1) not in processes.told("ended") and time.monotonic() < deadline:
+                time.sleep(0.01)
+            self.held += [number] * (time.monotonic() < deadline)
+        return score(tokens, lengths, ids)
+
+    @property
+    def ends(self) -> dict[str, list[float]]:
+        return {name: [span.result().end for span in each] for name, each in self._futures.items()}
+
+
+def ahead(out: Path | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
     """Take steps of lag 1 on a training mesh and a rollout mesh of one device each, of two processes if there are two.
 
-    Return what they made, and when rollouts and updates ended, by a clock that all processes of a machine share.
+    Return what they made, and when. out: directory for a checkpoint.
     """
     mesh, rollout_mesh = (device_mesh(number) for number in (0, 2))
-    # Updates that take longer than a rollout.
-    config = replace(CONFIG, updates=UpdateConfig(epochs=30, recompute_old=True))
-    config = replace(config, rollout=replace(config.rollout, verifier="coupled"))
-    step = AsynchronousStep(Stages(*networks(), HostReward(score), config, mesh), rollout_mesh)
-    timers, ends = {name: ProgramTimer() for name in ("rollouts", "updates")}, {"rollouts": list[Any](), "updates": []}
-
-    def note(name: str, made: jax.Array) -> None:
-        ends[name].append(timers[name].time(time.perf_counter(), None, made))
-
-    state, rollouts, batches = state_on(mesh, config), [], [make_prompts()] * (STEPS + 2)
+    # Rollouts that take longer than updates.
+    rollout = replace(CONFIG.rollout, verifier="coupled", max_new_tokens=200, stop_tokens=(), draft_length=1)
+    config, events = replace(CONFIG, rollout=rollout, selection=SelectionConfig(groups=1)), Events(rollout_mesh)
+    step = AsynchronousStep(Stages(*networks(), HostReward(events.score), config, mesh), rollout_mesh)
+    state, rollouts, batches = state_on(mesh, config), [], [make_prompts()] * (HELD + 2)
     state = step.begin(state, batches[0])
+    events.note("rollouts", state.ahead[0].rollout.lengths)
+    begin = step.begin
+
+    def begin_noted(state: TrainState, prompts: Prompts) -> TrainState:
+        state = begin(state, prompts)
+        events.note("rollouts", state.ahead[-1].rollout.lengths)
+        return state
+
+    step.begin = begin_noted
     for prompts in batches[1:]:
         state, rollout, metrics = step(state, prompts)
-        note("updates", metrics["loss/policy"])
-        note("rollouts", state.ahead[0].rollout.lengths)
+        events.note("updates", metrics["loss/policy"])
         rollouts.append(rollout.tokens)
     made = {"tokens": rollouts, "params": state.params, "lag": metrics["asynchronous/lag"]}
-    return processes.fetch_from(mesh, made), {name: [span.result().end for span in each] for name, each in ends.items()}
+    found = {"ends": events.ends, "held": events.held}
+    if out is not None:
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+        with Checkpointer(out / "ahead", keep=1, mesh=mesh) as saves:
+            saves.save(HELD + 1, state, {"position": 5}, {})
+            restored = saves.restore(abstract)
+        pair = processes.fetch((restored.state, state))
+        found["saved"] = [restored.data, jax.tree.all(jax.tree.map(np.array_equal, *pair))]
+        found["saved"].append(len(jax.tree.leaves(restored.state.ahead)))
+    return processes.fetch(made), found
 
 
 def device_mesh(*numbers: int) -> Mesh:
@@ -100,7 +148,12 @@ def send() -> list[np.ndarray]:
     arrays = np.arange(8, dtype=np.float32).reshape(2, 4), np.arange(3, dtype=np.int8)
     arrays = [processes.place(x, NamedSharding(source, P())) for x in arrays]
     sent = Send(lambda x, y: (2 * x, y), (NamedSharding(target, P()),) * 2, source, target)
-    return [*processes.fetch_from(target, sent(*arrays))]
+    return [*processes.fetch(sent(*arrays))]
+
+
+def alone() -> list[Any]:
+    """Return what a process finds that works alone."""
+    return [processes.count(), processes.index(), processes.primary(), processes.gather("own"), processes.agree("own")]
 
 
 def talk() -> dict[str, Any]:
@@ -114,10 +167,12 @@ def talk() -> dict[str, Any]:
         error = processes.on_primary(refuse)
     except ValueError as raised:
         error = str(raised)
-    try:
-        refused = str(mesh_of(2, 1, 1))
-    except ValueError as raised:
-        refused = str(raised)
+    refused = list[str]()
+    for make in (lambda: mesh_of(2, 1, 1), lambda: disjoint_mesh(MeshConfig(), make_mesh(MeshConfig(), alone=False))):
+        try:
+            refused.append(str(make()))
+        except ValueError as raised:
+            refused.append(str(raised))
     said = list[str]()
     with StopSignals(said.append) as signals:
         before = signals.received
@@ -134,6 +189,8 @@ def talk() -> dict[str, Any]:
         "agreed": processes.agree(("from", index)),
         "gathered": processes.gather(index),
         "on_primary": processes.on_primary(lambda: index),
+        "within": [processes.within(device_mesh(2 * each), lambda: [*alone(), index]) for each in range(2)],
+        "elsewhere": processes.within(device_mesh(0), lambda: "here", elsewhere="elsewhere"),
         "error": error,
         "refused": refused,
         "signals": [before, after],
@@ -162,7 +219,7 @@ def main(out: str, coordinator: str, count: str, index: str) -> None:
     jax.distributed.initialize(coordinator, int(count), int(index), heartbeat_timeout_seconds=20)
     made, state, asked = train()
     found = {"asked": asked, "talk": talk(), "saved": save(Path(out), state), "sent": send()}
-    made["ahead"], found["ends"] = ahead()
+    made["ahead"], found["ahead"] = ahead(Path(out))
     if processes.primary():
         np.savez(Path(out) / "made.npz", *jax.tree.leaves(made))
     Path(out, f"process_{index}.json").write_text(json.dumps(found, default=np.ndarray.tolist))
