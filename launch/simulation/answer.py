@@ -93,7 +93,7 @@ def answer(pair: Pair, evidence: Evidence, seed: int = 0) -> Answer:
 
 def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
     """Simulate the step of a resolved point."""
-    gpus = point.generation_gpus or point.gpus
+    gpus = (point.generation_gpus if point.lag else 0) or point.gpus
     replicas = gpus // point.replica
     in_flight = point.sequences / (1 - point.carry_over)
     sequences = max(1, round(in_flight / replicas))

@@ -12,7 +12,7 @@ from specjax.options import DraftLength, Fraction, NonNegative, Options, Positiv
 MEASURED = "measured"
 # Sequences of a replica; a simulation takes a step for each.
 MOST_OF_A_REPLICA = 4096
-MOST_SECONDS = 1e6
+MOST_SECONDS, MOST_DRAFT_TRAINING = 1e6, 10
 Seconds = Annotated[float, at_least(0), at_most(MOST_SECONDS)]
 Microseconds = Annotated[float, at_least(0), at_most(1e6)]
 Share = Annotated[float, at_least(1e-3), at_most(1)]
@@ -48,7 +48,7 @@ class Point(Options):
         row_spread:       Standard deviation of the logit of acceptance among rows.
         row_correlation:  Correlation of a row's acceptance with its length.
         lag:              Steps by which weights of the generator may be older; 0: synchronous.
-        generation_gpus:  With lag, GPUs that generate; the others train. 0: the best split.
+        generation_gpus:  With lag, GPUs that generate; the others train. 0: the best split. Ignored without lag.
         train_s:          Seconds of forward, backward and update. None: from the sheet.
         logprob_s:        Seconds of the log-prob stage. None: logprob_share of training; 0 for specjax, which has none.
         logprob_share:    That share.
@@ -93,7 +93,7 @@ class Point(Options):
     logprob_s: Seconds | None = None
     logprob_share: Annotated[float, at_least(0), at_most(10)] = 0.4
     other_s: Seconds = 2.0
-    draft_training: Annotated[float, at_least(0), at_most(10)] = 0.0
+    draft_training: Annotated[float, at_least(0), at_most(MOST_DRAFT_TRAINING)] = 0.0
     bandwidth_share: Share = 0.85
     compute_share: Share = 0.60
     verify_factor: Annotated[float, at_least(0.1), at_most(10)] = 1.0

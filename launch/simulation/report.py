@@ -26,8 +26,7 @@ def describe(point: Point, evidence: Evidence) -> Iterator[str]:
                 f"generation of the run as it was: measured {evidence.generation_s:.4g} s, modelled "
                 f"{evidence.modelled_s:.4g} s, {ratio - 1:+.0%}"
             )
-        if not point.train_s:
-            yield "the run never probed its stages (--probe-every): those beside generation count as 0"
+        yield from evidence.notes
     else:
         device, engine = find_hardware(point.hardware), find_engine(point.engine)
         spread = f"tensor {point.tensor}" + (f", expert {point.expert}" if point.expert > 1 else "")
