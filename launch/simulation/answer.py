@@ -8,7 +8,7 @@ import numpy as np
 
 from launch.simulation.acceptance import predict_length, tokens_per_round
 from launch.simulation.machine import Evidence, completion_lengths, memory, round_costs, stages
-from launch.simulation.point import MEASURED, Point
+from launch.simulation.point import MEASURED, MOST_SLOTS, Point
 from launch.simulation.rollout import Layout, Moment, carry_over, simulate
 from launch.simulation.step import Stages, step_seconds
 from launch.simulation.surface import Surface
@@ -22,7 +22,7 @@ SPLITS = range(1, 8)
 
 
 class DoesNotFit(ValueError):
-    """The weights of the point, its training state and one sequence need more memory than its device has."""
+    """The weights of the point, its training state and its sequences need more memory than its device has."""
 
 
 class Arm(NamedTuple):
@@ -74,16 +74,20 @@ def both(point: Point, evidence: Evidence) -> Pair:
 def resolve(point: Point, evidence: Evidence) -> Point:
     """Return the point with its slots and the split of its GPUs filled in: as many as fit, and the fastest.
 
-    Raises DoesNotFit.
+    Raises DoesNotFit, also for given slots or phases.
     """
-    if not point.slots:
-        point = replace(point, slots=_slots_that_fit(point))
-    if not point.lag or point.generation_gpus:
-        return point
-    replicas = point.gpus // point.replica
-    counts = {max(1, min(replicas - 1, replicas * eighth // 8)) * point.replica for eighth in SPLITS}
-    tried = (replace(point, generation_gpus=count) for count in sorted(counts))
-    return min(tried, key=lambda each: run(each, evidence).step)
+    most, phases = _slots_that_fit(point), point.phases if point.engine == "specjax" else ()
+    given = {"slots": point.slots, "phases": max(phases, default=0)}
+    point = replace(point, slots=point.slots or most)
+    if point.lag and not point.generation_gpus:
+        replicas = point.gpus // point.replica
+        counts = {max(1, min(replicas - 1, replicas * eighth // 8)) * point.replica for eighth in SPLITS}
+        tried = (replace(point, generation_gpus=count) for count in sorted(counts))
+        point = min(tried, key=lambda each: run(each, evidence).step)
+    for name, slots in given.items():
+        if min(slots, _sequences(point)) > most:
+            raise DoesNotFit(f"{name} = {slots}: a replica has memory for {most} sequences; must be at most as many")
+    return point
 
 
 def answer(pair: Pair, evidence: Evidence, seed: int = 0) -> Answer:
@@ -93,10 +97,8 @@ def answer(pair: Pair, evidence: Evidence, seed: int = 0) -> Answer:
 
 def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
     """Simulate the step of a resolved point."""
-    gpus = (point.generation_gpus if point.lag else 0) or point.gpus
+    gpus, sequences = _generating(point), _sequences(point)
     replicas = gpus // point.replica
-    in_flight = point.sequences / (1 - point.carry_over)
-    sequences = max(1, round(in_flight / replicas))
     lengths = completion_lengths(point, evidence)
     slots = min(point.slots, sequences)
     phases = point.phases or (slots,) if point.engine == "specjax" else ()
@@ -129,6 +131,16 @@ def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
         generation_gpus=gpus,
         timeline=rollouts[0].timeline,
     )
+
+
+def _generating(point: Point) -> int:
+    """Return the GPUs that generate."""
+    return (point.generation_gpus if point.lag else 0) or point.gpus
+
+
+def _sequences(point: Point) -> int:
+    """Return the sequences of a replica, those that the step before left included."""
+    return max(1, round(point.sequences / (1 - point.carry_over) * point.replica / _generating(point)))
 
 
 def break_even(pair: Pair, evidence: Evidence) -> float | None:
@@ -171,7 +183,7 @@ def accepted(point: Point, draft_lengths: Sequence[int]) -> list[float]:
 def _slots_that_fit(point: Point) -> int:
     """Return the sequences of a replica whose caches fit in memory; measured rounds were of a batch that did."""
     if point.hardware == MEASURED:
-        return point.sequences
+        return max(point.sequences, point.slots, *point.phases)
     held = memory(point, point.prompt_tokens + point.mean_tokens)
     if held.slots < 1:
         needed, device = (held.fixed + held.sequence) / 1e9, held.device / 1e9
@@ -180,4 +192,4 @@ def _slots_that_fit(point: Point) -> int:
             f"{needed:.0f} GB of a device's {device:.0f}; must be more, or a larger expert, more gpus or fewer "
             "limit_tokens"
         )
-    return min(held.slots, point.sequences)
+    return min(held.slots, MOST_SLOTS)

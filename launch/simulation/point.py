@@ -11,7 +11,7 @@ from specjax.options import DraftLength, Fraction, NonNegative, Options, Positiv
 # Hardware of a run, whose rounds were measured.
 MEASURED = "measured"
 # Sequences of a replica; a simulation takes a step for each.
-MOST_OF_A_REPLICA = 4096
+MOST_OF_A_REPLICA, MOST_SLOTS = 4096, 2**16
 MOST_SECONDS, MOST_DRAFT_TRAINING = 1e6, 10
 Seconds = Annotated[float, at_least(0), at_most(MOST_SECONDS)]
 Microseconds = Annotated[float, at_least(0), at_most(1e6)]
@@ -34,7 +34,7 @@ class Point(Options):
         weight_bytes:     Bytes of a weight in generation. specjax multiplies 1 as 2.
         cache_bytes:      Bytes of a number of the cache.
         sequences:        Sequences that a step trains on.
-        slots:            Sequences that a replica decodes together; others wait. 0: as many as fit.
+        slots:            Sequences that a replica decodes together; others wait. 0: as many as fit in memory.
         phases:           Slots that specjax's batch shrinks to. Empty: it pays for all until the last row ends.
         carry_over:       Share of sequences in flight that go on in the next step.
         prompt_tokens:    Tokens of a prompt.
@@ -74,7 +74,7 @@ class Point(Options):
     weight_bytes: Literal[1, 2, 4] = 2
     cache_bytes: Literal[1, 2, 4] = 2
     sequences: Count = 512
-    slots: Annotated[int, at_least(0), at_most(2**16)] = 0
+    slots: Annotated[int, at_least(0), at_most(MOST_SLOTS)] = 0
     phases: tuple[Positive, ...] = ()
     carry_over: Annotated[float, at_least(0), at_most(0.9)] = 0.0
     prompt_tokens: Positive = 300

@@ -178,6 +178,13 @@ def test_memory():
     assert held.slots == int((0.95 * held.device - held.weights - held.training) // held.sequence)
     with refuses("tensor = 1: ...training state"):
         both(replace(SMALL, gpus=1), NONE)
+    # 1,000 sequences of a device do not fit, given as slots or as phases; 8 sequences fit in any number of slots.
+    many = replace(SMALL, sequences=4000)
+    for field, value in {"slots": 1000, "phases": (1000, 4)}.items():
+        with refuses(f"{field} = 1000: ...at most as many"):
+            both(replace(many, **{field: value}), NONE)
+        assert both(replace(SMALL, **{field: value}), NONE)[1].phases in ((), (1000, 4))
+    assert both(replace(many, engine="vllm-0.17", phases=(9999,)), NONE), "it has no phases"
     assert memory(replace(SMALL, engine="vllm-0.17"), 42.0).sequence == pytest.approx(held.sequence / 10)
     assert memory(replace(SMALL, tensor=4), 0).weights == pytest.approx(held.weights / 4)
 
