@@ -1,10 +1,12 @@
 """Answer for one point: seconds of generation and of a step, with drafts and without."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import root_scalar
 
 from launch.simulation.acceptance import predict_length, tokens_per_round
 from launch.simulation.machine import Evidence, completion_lengths, memory, round_costs, stages
@@ -17,6 +19,8 @@ from launch.simulation.surface import Surface
 MOST_SEQUENCES, FEWEST = 2048, 8
 # Rollouts of a step with lag, whose lengths differ.
 ROLLOUTS = 3
+# Phases of specjax where none are given: those of its recipes for several GPUs (configs/qwen3_8b_rl_zero.py).
+SHRINKING = (1, 4, 16)
 # Eighths of the GPUs that may generate.
 SPLITS = range(1, 8)
 
@@ -31,6 +35,7 @@ class Arm(NamedTuple):
     generation, step, exposed: seconds of the rollout, of the step, and of generation that nothing hides.
     acceptance_length:         tokens per verification.
     slots, waiting:            sequences that a replica decodes together, and that wait.
+    phases:                    slots that its batch shrinks to; () if rows leave as they end.
     generation_gpus:           GPUs that generate.
     """
 
@@ -40,6 +45,7 @@ class Arm(NamedTuple):
     acceptance_length: float
     stages: Stages
     slots: int
+    phases: tuple[int, ...]
     waiting: int
     generation_gpus: int
     timeline: list[Moment]
@@ -101,8 +107,8 @@ def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
     replicas = gpus // point.replica
     lengths = completion_lengths(point, evidence)
     slots = min(point.slots, sequences)
-    phases = point.phases or (slots,) if point.engine == "specjax" else ()
-    layout = Layout(slots, tuple(min(size, slots) for size in phases))
+    phases = _phases(point, slots)
+    layout = Layout(slots, phases)
     surface = Surface(round_costs(point, evidence), slots, point.prompt_tokens + point.limit_tokens, point.lengths)
     simulated = min(replicas, max(FEWEST, MOST_SEQUENCES // sequences))
     rollouts, taken = [], []
@@ -127,6 +133,7 @@ def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
         acceptance_length=float(np.mean([rollout.verified for rollout in rollouts])),
         stages=rest,
         slots=slots,
+        phases=phases,
         waiting=sequences - slots,
         generation_gpus=gpus,
         timeline=rollouts[0].timeline,
@@ -143,36 +150,39 @@ def _sequences(point: Point) -> int:
     return max(1, round(point.sequences / (1 - point.carry_over) * point.replica / _generating(point)))
 
 
-def break_even(pair: Pair, evidence: Evidence) -> float | None:
-    """Return the acceptance length from which a step with drafts is no slower; None if no acceptance reaches that."""
-    plain = run(pair[0], evidence)
-    return _least_acceptance(pair[1], evidence, plain.step)
+def _phases(point: Point, slots: int) -> tuple[int, ...]:
+    """Return the slots that the batch shrinks to, its first ones included; () if rows leave as they end."""
+    if point.engine != "specjax":
+        return ()
+    listed = point.phases or [max(slots // divisor, 1) for divisor in SHRINKING]
+    return tuple(sorted({slots, *(min(size, slots) for size in listed)}, reverse=True))
 
 
-def worth_of_training(pair: Pair, evidence: Evidence) -> float | None:
+def break_even(pair: Pair, evidence: Evidence, seed: int = 0) -> float:
+    """Return the acceptance length from which a step with drafts is no slower; inf if no acceptance reaches that."""
+    return _least_acceptance(pair[1], evidence, run(pair[0], evidence, seed).step, seed)
+
+
+def worth_of_training(pair: Pair, evidence: Evidence, seed: int = 0) -> float:
     """Return by how much training the draft must raise the acceptance length so that it pays for itself.
 
-    None if no acceptance does. The draft without training is not trained in the step.
+    inf if no acceptance does. The draft without training is not trained in the step.
     """
-    untrained = run(replace(pair[1], draft_training=0.0), evidence)
-    needed = _least_acceptance(pair[1], evidence, untrained.step)
-    return None if needed is None else max(needed - pair[1].acceptance_length, 0.0)
+    untrained = run(replace(pair[1], draft_training=0.0), evidence, seed)
+    needed = _least_acceptance(pair[1], evidence, untrained.step, seed)
+    return max(needed - pair[1].acceptance_length, 0.0)
 
 
-def _least_acceptance(point: Point, evidence: Evidence, step: float) -> float | None:
-    low, high = 1.0, point.measured_at + 1.0
+def _least_acceptance(point: Point, evidence: Evidence, step: float, seed: int) -> float:
+    # In the inverse of the length, in which the seconds of a rollout at a fixed draft length are almost linear.
+    def excess(inverse: float) -> float:
+        length = min(1 / inverse, point.measured_at + 1.0)
+        return run(replace(point, acceptance_length=length), evidence, seed).step - step
 
-    def taken(length: float) -> float:
-        return run(replace(point, acceptance_length=length), evidence).step
-
-    if taken(high) > step:
-        return None
-    if taken(low) <= step:
-        return low
-    for _ in range(12):
-        middle = (low + high) / 2
-        low, high = (low, middle) if taken(middle) <= step else (middle, high)
-    return high
+    least = 1 / (point.measured_at + 1.0)
+    if excess(least) > 0:
+        return math.inf
+    return 1.0 if excess(1.0) <= 0 else 1 / root_scalar(excess, bracket=(least, 1.0), xtol=1e-4).root
 
 
 def accepted(point: Point, draft_lengths: Sequence[int]) -> list[float]:

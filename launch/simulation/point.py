@@ -35,7 +35,8 @@ class Point(Options):
         cache_bytes:      Bytes of a number of the cache.
         sequences:        Sequences that a step trains on.
         slots:            Sequences that a replica decodes together; others wait. 0: as many as fit in memory.
-        phases:           Slots that specjax's batch shrinks to. Empty: it pays for all until the last row ends.
+        phases:           Slots that specjax's batch shrinks to. Empty: a quarter and a sixteenth, as our recipes. One
+                          number, that of slots: rounds pay for all slots until the last row ends.
         carry_over:       Share of sequences in flight that go on in the next step.
         prompt_tokens:    Tokens of a prompt.
         mean_tokens:      Mean tokens of a completion.

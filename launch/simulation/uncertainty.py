@@ -121,21 +121,23 @@ def sampled(
         for name, each in ranges.items()
     }
     drawn = [{name: float(column[i]) for name, column in columns.items()} for i in range(samples)]
-    return [(values, answer(_changed(pair, values), evidence, seed=i)) for i, values in enumerate(drawn)]
+    return [(values, answer(with_inputs(pair, values), evidence, seed=i)) for i, values in enumerate(drawn)]
 
 
 def driver(drawn: Sequence[tuple[Mapping[str, float], Answer]], measure: Measure) -> str | None:
+    """Return the input on which a result depends most. See `most_correlated`."""
+    return most_correlated([inputs for inputs, _ in drawn], [measure(found) for _, found in drawn])
+
+
+def most_correlated(inputs: Sequence[Mapping[str, float]], results: Sequence[float]) -> str | None:
     """Return the input whose ranks among the samples correlate most with those of the result.
 
     None without inputs, or if all results are the same.
     """
-    values = [measure(found) for _, found in drawn]
-    if max(values) == min(values):
+    if max(results) == min(results):
         return None
-    results = _ranks(values)
-    size = {
-        name: abs(np.corrcoef(_ranks([inputs[name] for inputs, _ in drawn]), results)[0, 1]) for name in drawn[0][0]
-    }
+    ranks = _ranks(results)
+    size = {name: abs(np.corrcoef(_ranks([each[name] for each in inputs]), ranks)[0, 1]) for name in inputs[0]}
     return max(size, key=lambda name: size[name], default=None)
 
 
@@ -144,22 +146,23 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
 
 
 def interval(samples: Sequence[float]) -> Interval:
-    """Return the median of samples and their ends."""
-    low, median, high = np.quantile(samples, [(1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2]).tolist()
+    """Return the median of samples and their ends. Samples may be infinite; nothing is interpolated then."""
+    method = "linear" if np.isfinite(samples).all() else "inverted_cdf"
+    low, median, high = np.quantile(samples, [(1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2], method=method).tolist()
     return Interval(median, low, high)
 
 
 def swings(pair: Pair, evidence: Evidence, ranges: Mapping[str, Range], measure: Measure) -> list[Swing]:
     """Return the inputs changed one at a time, the one that changes the result most first."""
     found = [
-        Swing(name, *(measure(answer(_changed(pair, {name: end}), evidence)) for end in (each.low, each.high)))
+        Swing(name, *(measure(answer(with_inputs(pair, {name: end}), evidence)) for end in (each.low, each.high)))
         for name, each in ranges.items()
     ]
     return sorted(found, key=lambda swing: -swing.size)
 
 
-def _changed(pair: Pair, values: Mapping[str, float]) -> Pair:
-    """Return the pair with inputs changed. Given seconds of training grow with the tokens."""
+def with_inputs(pair: Pair, values: Mapping[str, float]) -> Pair:
+    """Return a resolved pair with inputs changed. Given seconds of training grow with the tokens."""
     grown = {name: value for name, value in values.items() if name == "mean_tokens"}
     others = {name: value for name, value in values.items() if name not in grown}
     plain, drafted = (replace(point, **others).changed(grown) for point in pair)

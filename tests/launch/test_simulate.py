@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from launch.cli.options import parse
 from launch.cli.recipes import load_recipe
 from launch.run.recorded import as_recorded
 from launch.simulate import main
-from launch.simulation.answer import answer, both, break_even, run, worth_of_training
+from launch.simulation.answer import SHRINKING, answer, both, break_even, run, worth_of_training
 from launch.simulation.machine import Evidence, memory, round_costs, stages
 from launch.simulation.options import SimulateArgs, with_run
 from launch.simulation.point import Point
@@ -45,6 +46,10 @@ def test_an_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     value, low, high = only["step_speedup"]
     assert low <= value <= high and low < high and 1 < value < only["generation_speedup"][0]
     assert only["depends_most_on"] in found["ranges"]
+    for name in ("break_even", "worth_of_training"):
+        value, low, high = found["details"][name]["length"]
+        assert low < value < high and found["details"][name]["depends_most_on"] in found["ranges"]
+        assert f"{value:.2f} [{low:.2f}, {high:.2f}] (" in said
     sizes = [abs(swing["high"] - swing["low"]) for swing in swings]
     assert sizes == sorted(sizes, reverse=True) and {swing["name"] for swing in swings} == set(found["ranges"])
 
@@ -118,6 +123,7 @@ def test_samples():
 
 def test_an_interval_is_of_its_samples_alone():
     assert interval([float(x) for x in range(101)]) == pytest.approx((50, 5, 95))
+    assert interval([*map(float, range(90)), *[math.inf] * 11]) == (50, 5, math.inf)
 
 
 def test_more_is_never_slower():
@@ -159,13 +165,24 @@ def test_lag_hides_generation():
 def test_whether_drafts_pay():
     pair = both(replace(SMALL, draft_training=0.2), NONE)
     length = break_even(pair, NONE)
-    assert length is not None and 1 < length < 3
+    assert 1 < length < 3
     at_it = run(replace(pair[1], acceptance_length=length), NONE).step
     assert at_it == pytest.approx(run(pair[0], NONE).step, rel=1e-3)
-    gain = worth_of_training(pair, NONE)
-    assert gain is not None and gain > 0
+    assert 0 < worth_of_training(pair, NONE) < 3
     assert worth_of_training(both(SMALL, NONE), NONE) == pytest.approx(0, abs=1e-3)
-    assert break_even(both(replace(SMALL, draft_training=10.0, train_s=10.0), NONE), NONE) is None
+    assert break_even(both(replace(SMALL, draft_training=10.0, train_s=10.0), NONE), NONE) == math.inf
+
+
+def test_the_default_phases_are_those_of_the_recipes():
+    recipes = [load_recipe(name) for name in ("qwen3_8b_rl_zero", "qwen3_8b_rl_think", "qwen3_30b_a3b")]
+    for slots in ([slots for slots, _ in recipe.rollout.phases] for recipe in recipes):
+        assert [slots[0] // divisor for divisor in SHRINKING] == slots
+    few = replace(SMALL, sequences=4 * 32)
+    shrinking, whole, free = (
+        run(both(each, NONE)[0], NONE) for each in (few, replace(few, phases=(32,)), replace(few, engine="vllm-0.17"))
+    )
+    assert (shrinking.phases, whole.phases, free.phases) == ((32, 8, 2), (32,), ())
+    assert shrinking.generation < whole.generation
 
 
 def test_memory():
@@ -184,7 +201,7 @@ def test_memory():
         with refuses(f"{field} = 1000: ...at most as many"):
             both(replace(many, **{field: value}), NONE)
         assert both(replace(SMALL, **{field: value}), NONE)[1].phases in ((), (1000, 4))
-    assert both(replace(many, engine="vllm-0.17", phases=(9999,)), NONE), "it has no phases"
+    _ = both(replace(many, engine="vllm-0.17", phases=(9999,)), NONE)  # it has no phases
     assert memory(replace(SMALL, engine="vllm-0.17"), 42.0).sequence == pytest.approx(held.sequence / 10)
     assert memory(replace(SMALL, tensor=4), 0).weights == pytest.approx(held.weights / 4)
 
@@ -363,6 +380,15 @@ def test_a_run_that_cannot_be_asked(measured: Path):
     write_run(measured, 2)
     with refuses("from_run = ...drafted", ConfigError):
         read_options("--from-run", str(measured))
+
+
+@pytest.mark.slow
+def test_the_example_of_the_page(capsys: pytest.CaptureFixture[str]):
+    """docs/simulator.md shows what its first command prints."""
+    _, command, _, shown, *_ = re.split(r"```(?:bash)?\n", Path("docs/simulator.md").read_text())
+    assert main(command.split()[3:]) == 0
+    said = capsys.readouterr().out
+    assert len(shown.splitlines()) == 4 and all(line in said.splitlines() for line in shown.splitlines())
 
 
 @pytest.mark.slow
