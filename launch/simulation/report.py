@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from launch.simulation.answer import accepted
+from launch.simulation.lags import lag_rows
 from launch.simulation.machine import Evidence, memory
 from launch.simulation.point import MEASURED, Point
 from launch.simulation.uncertainty import LEVEL, Interval, Range
@@ -122,6 +123,7 @@ def as_json(
             | ({} if row.intervals is None else {name: list(value) for name, value in row.intervals.items()})
             for row in rows
         ],
+        "lags": [row.as_json() for row in lag_rows(rows)],
         "details": None if details is None else _details(details),
     }
 

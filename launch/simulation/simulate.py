@@ -7,6 +7,7 @@ from launch.cli.console import console
 from launch.cli.errors import refusing
 from launch.cli.paths import write_results
 from launch.simulation.answer import Answer, Pair, answer, both, break_even, worth_of_training
+from launch.simulation.lags import lag_rows, lag_table
 from launch.simulation.machine import Evidence
 from launch.simulation.options import SimulateArgs, given_ranges, swept
 from launch.simulation.plots import save_plots
@@ -71,7 +72,7 @@ def simulate(args: SimulateArgs, evidence: Evidence) -> None:
         write_results(args.json, as_json(args, [found], ranges, details))
     else:
         rows = [_swept(changes, args, evidence, given) for changes in points]
-        console.print("\n".join(sweep_table(rows)))
+        console.print("\n".join([*sweep_table(rows), *lag_table(lag_rows(rows))]))
         write_results(args.json, as_json(args, rows, unknown(args.point, evidence, given), None))
     if args.plots is not None:
         save_plots(args.plots, args.point, evidence)

@@ -68,6 +68,24 @@ def test_a_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert drafted["step_speedup"][1] > 1 and "step_speedup" not in refused
 
 
+def test_a_sweep_of_lags_is_the_table_of_asynchronous_steps(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    options = f"--sequences 32 --mean-tokens 100 --limit-tokens 400 --samples 6 --json {tmp_path / 'found.json'}"
+    assert main([*options.split(), "--generation-gpus", "6", "--sweep", "lag=0,1"]) == 0
+    said, found = capsys.readouterr().out, json.loads((tmp_path / "found.json").read_text())
+    assert "exposed generation" in said
+    rows, answers = found["lags"], found["answers"]
+    assert [(row["lag"], row["draft"], row["generation_gpus"]) for row in rows] == [
+        *((0, draft, 8) for draft in ("none", "k = 3")),
+        *((1, draft, 6) for draft in ("none", "k = 3")),
+    ]
+    assert rows[0]["step_speedup"] == [1, 1, 1] and rows[1]["step_speedup"] == answers[0]["step_speedup"]
+    for row in rows:
+        exposed, generation = (row["seconds"][name] for name in ("exposed", "generation"))
+        assert exposed == pytest.approx(generation) if not row["lag"] else exposed[0] < generation[0]
+    assert main([*options.split(), "--sweep", "lag=0,1", "draft-length=1,3"]) == 0
+    assert "exposed generation" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
