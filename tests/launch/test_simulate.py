@@ -15,10 +15,11 @@ from launch.cli.recipes import load_recipe
 from launch.run.recorded import as_recorded
 from launch.simulate import main
 from launch.simulation.answer import SHRINKING, answer, both, break_even, run, worth_of_training
-from launch.simulation.machine import Evidence, memory, round_costs, stages
+from launch.simulation.machine import Evidence, memory, round_costs, sheet_model, stages
 from launch.simulation.options import SimulateArgs, with_run
 from launch.simulation.point import Point
 from launch.simulation.uncertainty import Range, interval, sampled, unknown
+from specjax.cost import find_engine
 from specjax.types import Mixture
 from tests.launch.run_directories import write_lines, write_run
 from tests.refusals import refuses
@@ -232,6 +233,15 @@ def test_experts_are_spread_over_devices_with_the_same_rows():
     assert [arm.slots for arm in arms] == [32, 16]
     with refuses("generation_gpus = 2: ...replica, 4"):
         replace(mixture, lag=1, generation_gpus=2)
+
+
+def test_times_of_an_engine_are_given_in_microseconds():
+    engine = find_engine("vllm-2025")
+    given = {name: 1e6 * getattr(engine, name) for name in ("layer", "draft_pass", "host")}
+    point = replace(SMALL, engine=engine.name)
+    found = sheet_model(replace(point, **{f"{name}_us": value for name, value in given.items()}))
+    rows, positions = np.array([4.0]), np.array([4000.0])
+    assert found.seconds(rows, positions, 3) == pytest.approx(sheet_model(point).seconds(rows, positions, 3))
 
 
 def test_slower_verifications():
