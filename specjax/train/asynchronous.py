@@ -91,13 +91,13 @@ class AsynchronousStep:
         waited_s = time.perf_counter() - start
         _check(versions)
         placed, start = self._place(rollout), time.perf_counter()
-        scored = dict[str, Any]()
+        more: dict[str, Any] = {}
         if isinstance(self._stages.reward_fn, HostReward):
             scores = self._stages.reward(rollout, prompts)
-            scored = {"time/reward": time.perf_counter() - start}
+            more["time/reward"] = time.perf_counter() - start
         else:
             scores = self._reward_of(placed, prompts)
-        more = self._metrics(state.step - versions.policy, len(waiting), waited_s) | scored
+        more |= self._metrics(state.step - versions.policy, len(waiting), waited_s)
         start = time.perf_counter()
         train = self._train[bool(waiting)]
         state, rollout, metrics = train.update(replace(state, ahead=()), prompts, placed, scores)
