@@ -53,7 +53,7 @@ def variants(name: str, point: Point) -> dict[str, Point]:
         "k = 3": point,
         "k = 5": replace(point, draft_length=5),
         "k from 0 to 7, the best at each moment": replace(point, draft_lengths=tuple(range(8))),
-        "k = 3, all slots to the end (no phases)": replace(point, phases=()),
+        "k = 3, all slots to the end (no phases)": replace(point, phases=(16,)),
         "k = 3, 8 slots and a queue": replace(point, slots=8, phases=(8, 4, 2, 1)),
         "k = 3, the draft trained in every step": replace(point, draft_training=0.07),
         "k = 3, lag 1, best split of the GPUs": replace(point, lag=1),

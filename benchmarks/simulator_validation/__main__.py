@@ -17,25 +17,25 @@ PAGE, RESULTS = ROOT / "docs" / "validation.md", ROOT / "benchmarks" / "results"
 
 def sections() -> Iterator[Section]:
     """Yield all sections."""
-    first, *later = cheap()
-    yield from (first, *paper_8b.mechanical(), *later)
+    first, *later = sections_without_mechanisms()
+    yield from (first, *paper_8b.sections_with_mechanisms(), *later)
 
 
-def cheap() -> Iterator[Section]:
+def sections_without_mechanisms() -> Iterator[Section]:
     """Yield the sections that fit no mechanism, in a few seconds."""
     yield paper_8b.acceptance()
     yield from (paper_235b.two_constants(), paper_235b.sheets_alone())
     yield others.steps()
     yield from others.rounds()
     yield rounds_gpu.section()
-    yield from own.own()
+    yield from own.sections()
 
 
 def main() -> None:
     """Write the page and its results."""
-    found = results([*sections()])
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(page(found), encoding="utf-8")
+    validation = results([*sections()])
+    RESULTS.write_text(json.dumps(validation, indent=1) + "\n", encoding="utf-8")
+    PAGE.write_text(page(validation), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -110,10 +110,10 @@ def _sheets(engine: EngineProfile):
 
 @cache
 def _median(workload: Workload, run: str, engine: EngineProfile) -> float:
-    def late(log_median: float) -> float:
+    def excess_seconds(log_median: float) -> float:
         return _seconds(workload, run, float(np.exp(log_median)), engine, 0, 1.0) - AUTOREGRESSIVE[run]
 
-    return float(np.exp(bisect(late, 4.0, np.log(4.0 * workload.limit))))
+    return float(np.exp(bisect(excess_seconds, 4.0, np.log(4.0 * workload.limit))))
 
 
 def _seconds(

@@ -93,7 +93,7 @@ MECHANISMS = (
 
 
 @dataclass(frozen=True)
-class Tried:
+class FittedMechanism:
     """A mechanism in a workload, fitted. errors: of the cells that were not fitted."""
 
     mechanism: Mechanism
@@ -112,15 +112,15 @@ class Tried:
 
 
 @cache
-def tried() -> tuple[Tried, ...]:
+def fitted_mechanisms() -> tuple[FittedMechanism, ...]:
     """Return every mechanism in each of its workloads."""
-    return tuple(fitted(mechanism, workload) for mechanism in MECHANISMS for workload in mechanism.workloads)
+    return tuple(fit_mechanism(mechanism, workload) for mechanism in MECHANISMS for workload in mechanism.workloads)
 
 
-def fitted(mechanism: Mechanism, workload: Workload) -> Tried:
+def fit_mechanism(mechanism: Mechanism, workload: Workload) -> FittedMechanism:
     """Return the mechanism with its constants fitted to FITTED, by least squares of relative errors."""
     if not mechanism.start:
-        return Tried(mechanism, Fit(mechanism.engine(), workload), ())
+        return FittedMechanism(mechanism, Fit(mechanism.engine(), workload), ())
 
     def residuals(constants: np.ndarray) -> list[float]:
         attempt = Fit(mechanism.engine(*constants.tolist()), workload)
@@ -129,4 +129,4 @@ def fitted(mechanism: Mechanism, workload: Workload) -> Tried:
     scale = np.array(mechanism.start)
     solution = least_squares(residuals, scale, bounds=(0, np.inf), x_scale=scale, diff_step=0.02, xtol=1e-6, ftol=1e-8)
     constants = tuple(solution.x.tolist())
-    return Tried(mechanism, Fit(mechanism.engine(*constants), workload), constants)
+    return FittedMechanism(mechanism, Fit(mechanism.engine(*constants), workload), constants)

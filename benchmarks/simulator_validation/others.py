@@ -121,8 +121,8 @@ def _newer_vllm() -> Iterator[Cell]:
     for name, engine in ENGINES.items():
         round_costs = model_of("qwen3-8b", "h100", engine)
         for rows, (speed, oracle) in VLLM_031.items():
-            made = 1e3 * rows / plain_ms(round_costs, rows)
-            yield Cell(f"{name}: {rows_of(rows)}, tokens/s without drafts", speed, made, "assumed", why=HELD)
+            tokens_per_s = 1e3 * rows / plain_ms(round_costs, rows)
+            yield Cell(f"{name}: {rows_of(rows)}, tokens/s without drafts", speed, tokens_per_s, "assumed", why=HELD)
             # Drafts of 12 tokens that are always right, and cost nothing to make.
             free = replace(round_costs, first=Forward(), later=Forward(), engine=replace(engine, draft_pass=0.0))
             yield Cell(

@@ -22,17 +22,17 @@ RESULTS = Path(__file__).parents[1] / "results"
 DRAWS = 40
 
 
-def own() -> Iterator[Section]:
+def sections() -> Iterator[Section]:
     """Yield a section for each result of launch.bench that times drafts."""
     for path in sorted(RESULTS.glob("*/bench.json")):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if {"floor", "verify", "draft"} <= set(found["sections"]):
-            yield _section(path, found)
+        bench = json.loads(path.read_text(encoding="utf-8"))
+        if {"floor", "verify", "draft"} <= set(bench["sections"]):
+            yield _section(path, bench)
 
 
-def _section(path: Path, found: dict[str, Any]) -> Section:
-    measured, preset = read(path), PRESETS[found["preset"]]
-    cells = [each.cell for each in measured]
+def _section(path: Path, bench: dict[str, Any]) -> Section:
+    measured, preset = read(path), PRESETS[bench["preset"]]
+    cells = [timed.cell for timed in measured]
     model = fit(cells)
     errors, seconds = relative_errors(model, cells), [cell.seconds for cell in cells]
     ratios, modelled = costs(seconds, cells), costs([*(seconds * (1 + errors))], cells)
@@ -47,16 +47,16 @@ def _section(path: Path, found: dict[str, Any]) -> Section:
         if abs(error) > WIDE
     ]
     drafting = np.array([cell.draft_length > 0 for cell in cells])
-    parts = {
+    groups = {
         "seconds of a round": ("fitted", errors),
         "its cost in rounds without drafts": ("fitted", (modelled / ratios - 1)[drafting]),
         "draft lengths between two that were timed": ("predicted", between(cells)),
     }
-    sheets = relative_errors(sheet_model(preset, _hardware(found)), cells)
-    parts["seconds of a round, from sheets alone"] = ("predicted", sheets)
+    sheets = relative_errors(sheet_model(preset, _hardware(bench)), cells)
+    groups["seconds of a round, from sheets alone"] = ("predicted", sheets)
     rows = [
-        [name, kind, f"{np.median(np.abs(each)):.0%}", f"{np.abs(each).max():.0%}", str(len(each))]
-        for name, (kind, each) in parts.items()
+        [name, kind, f"{np.median(np.abs(offsets)):.0%}", f"{np.abs(offsets).max():.0%}", str(len(offsets))]
+        for name, (kind, offsets) in groups.items()
     ]
     where = path.relative_to(RESULTS.parents[1])
     notes = [
@@ -69,21 +69,21 @@ def _section(path: Path, found: dict[str, Any]) -> Section:
     ]
     median = float(np.median(np.abs(modelled / ratios - 1)[drafting]))
     promised = Cell("median error of the cost of a round", None, median, "fitted", low=0.0, high=0.10)
-    others = [*_speedups(found, model, preset), *_layouts(found, model, preset)]
+    others = [*_speedups(bench, model, preset), *_layouts(bench, model, preset)]
     table = ["rounds", "kind", "median error", "largest", "cells"], rows
-    title = f"Our own: launch.bench, preset {found['preset']}"
+    title = f"Our own: launch.bench, preset {bench['preset']}"
     return Section(title, f"`{where}`", notes, [promised, *others], [table])
 
 
-def _hardware(found: dict[str, Any]) -> str:
+def _hardware(bench: dict[str, Any]) -> str:
     """Return the sheet of the device that a result names, that of the CPU if none."""
-    said = " ".join(found["provenance"]).lower()
+    said = " ".join(bench["provenance"]).lower()
     return next((name for name in sorted(HARDWARE, key=len, reverse=True) if name in said), "cpu")
 
 
-def _speedups(found: dict[str, Any], model: CostModel, preset: Preset) -> Iterator[Cell]:
+def _speedups(bench: dict[str, Any], model: CostModel, preset: Preset) -> Iterator[Cell]:
     """Yield the speed-ups of whole completions at forced acceptance, which the rounds were not fitted to."""
-    for row in found["sections"].get("acceptance", {"rows": []})["rows"]:
+    for row in bench["sections"].get("acceptance", {"rows": []})["rows"]:
         if "speed-up" not in row:
             continue
         positions = preset.batch * (preset.prompt + preset.new)
@@ -93,9 +93,9 @@ def _speedups(found: dict[str, Any], model: CostModel, preset: Preset) -> Iterat
         yield Cell(name, value, row["alpha"] * plain / drafted, "predicted", measured=(low, high))
 
 
-def _layouts(found: dict[str, Any], model: CostModel, preset: Preset) -> Iterator[Cell]:
+def _layouts(bench: dict[str, Any], model: CostModel, preset: Preset) -> Iterator[Cell]:
     """Yield the speed-ups of phases and of the queue, from simulated rollouts with lengths drawn as the bench's."""
-    rows = {row["what"]: row for row in found["sections"].get("layout", {"rows": []})["rows"] if "speed-up" in row}
+    rows = {row["what"]: row for row in bench["sections"].get("layout", {"rows": []})["rows"] if "speed-up" in row}
     count, slots, window = GROUP * preset.batch, preset.batch, preset.prompt + preset.tail.longest
     gain = float(acceptance_length(preset.peer_rate, DRAFTED, decay=1.0))
     surface = Surface(lambda n, _, k: model.seconds(n, n * window, k), count, window, (DRAFTED,))

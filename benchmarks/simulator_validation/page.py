@@ -32,10 +32,11 @@ def results(sections: Sequence[Section]) -> dict[str, Any]:
     return _rounded({"command": COMMAND, "sections": [asdict(section) for section in sections]})
 
 
-def page(found: dict[str, Any]) -> str:
+def page(validation: dict[str, Any]) -> str:
     """Return the page of these results."""
     sections = [
-        Section(**section | {"cells": [Cell(**cell) for cell in section["cells"]]}) for section in found["sections"]
+        Section(**section | {"cells": [Cell(**cell) for cell in section["cells"]]})
+        for section in validation["sections"]
     ]
     lines = [INTRODUCTION, *_summary(sections)]
     for section in sections:
@@ -112,7 +113,7 @@ def _rounded(value: Any) -> Any:
         case float():
             return float(f"{value:.{DIGITS}g}")
         case dict():
-            return {name: _rounded(each) for name, each in value.items()}
+            return {name: _rounded(entry) for name, entry in value.items()}
         case list() | tuple():
-            return [_rounded(each) for each in value]
+            return [_rounded(entry) for entry in value]
     return value

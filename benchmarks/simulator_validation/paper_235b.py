@@ -110,12 +110,13 @@ def two_constants() -> Section:
 
 def sheets_alone() -> Section:
     """Return the cells of the sharding that is nearest to the paper, and a table of all."""
-    found = {each: [each.speedup(*point) for point in POINTS] for each in SHARDINGS}
+    speedups = {sharding: [sharding.speedup(*point) for point in POINTS] for sharding in SHARDINGS}
     published = [generation for generation, _ in POINTS.values()]
-    worst = {
-        each: max(abs(a / b - 1) for a, b in zip(values, published, strict=True)) for each, values in found.items()
+    largest_error = {
+        sharding: max(abs(a / b - 1) for a, b in zip(values, published, strict=True))
+        for sharding, values in speedups.items()
     }
-    best = min(worst, key=lambda each: worst[each])
+    best = min(largest_error, key=lambda sharding: largest_error[sharding])
     cells = [
         Cell(
             f"best sharding: {_title(point)}: generation",
@@ -125,18 +126,23 @@ def sheets_alone() -> Section:
             0.10,
             why="the sharding, chosen because it agrees",
         )
-        for (point, (rollout, _)), value in zip(POINTS.items(), found[best], strict=True)
+        for (point, (rollout, _)), value in zip(POINTS.items(), speedups[best], strict=True)
     ]
     for logprob in LOGPROB:
         share = best.share(512, logprob)
-        for (point, (_, step)), value in zip(POINTS.items(), found[best], strict=True):
+        for (point, (_, step)), value in zip(POINTS.items(), speedups[best], strict=True):
             if point[0] == 512:
                 name = f"best sharding: {_title(point)}: step"
                 why = f"the sharding; log-probs {logprob:g} of training"
                 cells.append(Cell(name, step, step_speedup(share, value), "assumed", why=why))
     header = ["sharding", *(_title(point) for point in POINTS), "generation in a step", "steps on 512"]
-    rows = [[each.name, *_compared(values, published), *_steps(each, values)] for each, values in found.items()]
-    counts = [[each.name, *(f"{each.speedup(count, 5, 4.0):.2f}" for count in COUNTS)] for each in SHARDINGS]
+    rows = [
+        [sharding.name, *_compared(values, published), *_steps(sharding, values)]
+        for sharding, values in speedups.items()
+    ]
+    counts = [
+        [sharding.name, *(f"{sharding.speedup(count, 5, 4.0):.2f}" for count in COUNTS)] for sharding in SHARDINGS
+    ]
     notes = [
         f"Nothing is fitted. Assumed: 8-bit weights and caches and {ROWS:,} rows (published), lengths of mean "
         f"{MEAN:,.0f} and at most {LIMIT:,} tokens (NeMo RL's recipe for the model), training at {TRAINED:,.0f} "

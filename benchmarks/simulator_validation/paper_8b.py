@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.simulator_validation.cells import Cell, Kind, Section
 from benchmarks.simulator_validation.eight_b import AUTOREGRESSIVE, BASE, FITTED, GENERATION, ROOFLINE, Fit
-from benchmarks.simulator_validation.mechanisms import LINEAR, MEDIAN, WORST, Tried, tried
+from benchmarks.simulator_validation.mechanisms import LINEAR, MEDIAN, WORST, FittedMechanism, fitted_mechanisms
 from launch.simulation.acceptance import DECAY, predict_length
 from launch.simulation.point import Point
 from launch.simulation.step import step_seconds
@@ -43,10 +43,14 @@ def acceptance() -> Section:
 
 def generation() -> Section:
     """Return the speed-ups of generation: a roofline, an affine law, and the mechanism that is fitted to two cells."""
-    main, roofline, rivals = _main(), Fit(ROOFLINE, BASE), [trial for trial in tried() if trial.exact]
-    passing = [trial for trial in tried() if trial.passes]
+    chosen, roofline, rivals = (
+        _chosen_fit(),
+        Fit(ROOFLINE, BASE),
+        [trial for trial in fitted_mechanisms() if trial.exact],
+    )
+    passing = [trial for trial in fitted_mechanisms() if trial.passes]
     cells = [
-        Cell(f"{run}, without drafts, s", seconds, main.fit.seconds(run, 0, 1.0), "fitted")
+        Cell(f"{run}, without drafts, s", seconds, chosen.fit.seconds(run, 0, 1.0), "fitted")
         for run, seconds in AUTOREGRESSIVE.items()
     ]
     for cell, (_, published) in GENERATION.items():
@@ -54,7 +58,7 @@ def generation() -> Section:
         values = [trial.fit.speedups[cell] for trial in rivals]
         kind: Kind = "fitted" if cell in FITTED else "assumed"
         why = "" if cell in FITTED else ASSUMED
-        name, value = _name(cell), main.fit.speedups[cell]
+        name, value = _name(cell), chosen.fit.speedups[cell]
         if run == "Think" and k > 3:
             # Two mechanisms explain the runs equally well, so that a band over all of them is all there is.
             why = f"{ASSUMED}; band of the rivals"
@@ -64,22 +68,22 @@ def generation() -> Section:
             cells.append(Cell(name, published, value, kind, None if kind == "fitted" else bound, why=why))
     for run, published in {"Zero": 0.71, "Think": 0.51}.items():
         cells.append(Cell(f"{run}, n-gram", published, None, "unpredictable", why="its draft length is not published"))
-    draft, slower = main.constants
-    law, profile = _affine(), Fit(find_engine("vllm-0.17"), BASE)
+    draft, slower = chosen.constants
+    affine, profile = _affine(), Fit(find_engine("vllm-0.17"), BASE)
     rows = []
     for cell, (_, published) in GENERATION.items():
         values = [trial.fit.speedups[cell] for trial in rivals]
-        good = [trial.fit.speedups[cell] for trial in passing]
-        alone = roofline.speedups[cell], law[cell], profile.speedups[cell]
-        compared = (f"{value:.2f} ({value / published - 1:+.0%})" for value in alone)
-        bands = (f"{min(band):.2f} .. {max(band):.2f}" for band in (values, good))
+        passing_values = [trial.fit.speedups[cell] for trial in passing]
+        without_band = roofline.speedups[cell], affine[cell], profile.speedups[cell]
+        compared = (f"{value:.2f} ({value / published - 1:+.0%})" for value in without_band)
+        bands = (f"{min(band):.2f} .. {max(band):.2f}" for band in (values, passing_values))
         rows.append([_name(cell), f"{published:.2f}", *compared, *bands])
     notes = [
         "The model: a roofline, a time for each draft pass, and an attention that is slower beyond 16 query rows of a "
         "key-value head, which k = 5 has and k = 3 has not. Two constants are fitted to two cells: "
         f"{draft:.2f} ms and a factor of {1 + slower:.1f} at k = 5. The two median lengths follow from the times "
         f"without drafts. The workload is assumed: {BASE} on each GPU, lognormal lengths.",
-        f"Errors of the ten cells that were not fitted: {_errors(main.fit)}. Those of the roofline: "
+        f"Errors of the ten cells that were not fitted: {_errors(chosen.fit)}. Those of the roofline: "
         f"{_errors(roofline)}.",
     ]
     header = [
@@ -97,7 +101,7 @@ def generation() -> Section:
 def mechanisms() -> Section:
     """Return every mechanism in each of its workloads."""
     rows = []
-    for trial in tried():
+    for trial in fitted_mechanisms():
         errors, speedups = trial.fit.errors, trial.fit.speedups
         chain = (" / ".join(f"{speedups[run, k, 'DAPO']:.2f}" for k in (3, 5, 7)) for run in ("Zero", "Think"))
         constants = ", ".join(f"{value:.3g}" for value in trial.constants) or "none"
@@ -123,10 +127,10 @@ def mechanisms() -> Section:
 
 def steps() -> Section:
     """Return the seconds and speed-ups of whole steps, synchronous and asynchronous."""
-    main, cells = _main().fit, []
+    chosen, cells = _chosen_fit().fit, []
     for run, (stages, plain) in STAGES.items():
         kind: Kind = "fitted" if run == "Zero" else "assumed"
-        generated = AUTOREGRESSIVE[run] / main.speedups[run, 3, "DAPO"]
+        generated = AUTOREGRESSIVE[run] / chosen.speedups[run, 3, "DAPO"]
         step = step_seconds([generated], sum(stages), 0).seconds
         bound = None if kind == "fitted" else 0.05
         cells.append(
@@ -142,7 +146,7 @@ def steps() -> Section:
     cells.append(
         Cell("asynchronous, lag 1, without drafts: step, s", plain, step_seconds([plain], other_s, 1).seconds, "fitted")
     )
-    step = step_seconds([plain / main.speedups["Think", 3, "DAPO"]], other_s, 1).seconds
+    step = step_seconds([plain / chosen.speedups["Think", 3, "DAPO"]], other_s, 1).seconds
     cells.append(Cell("asynchronous, lag 1: step, s", published, step, "assumed", 0.10, why=GIVEN))
     cells.append(
         Cell("asynchronous, lag 1: step, speed-up", plain / published, plain / step, "assumed", 0.10, why=GIVEN)
@@ -155,12 +159,12 @@ def steps() -> Section:
     return Section("8B: steps", SOURCE, notes, cells)
 
 
-def mechanical() -> Iterator[Section]:
+def sections_with_mechanisms() -> Iterator[Section]:
     """Yield the sections of the 8B runs that need the mechanisms: minutes of fits."""
     yield from (generation(), mechanisms(), steps())
 
 
-def _unreached(passing: Sequence[Tried]) -> Iterator[str]:
+def _unreached(passing: Sequence[FittedMechanism]) -> Iterator[str]:
     """Yield a line for each published speed-up outside the range of those that pass."""
     for cell, (_, published) in GENERATION.items():
         values = [trial.fit.speedups[cell] for trial in passing]
@@ -181,8 +185,8 @@ def _errors(fit: Fit) -> str:
     return f"median {np.median(fit.errors):.0%}, worst {fit.errors.max():.0%}"
 
 
-def _main() -> Tried:
-    return next(trial for trial in tried() if trial.mechanism is LINEAR and trial.fit.workload == BASE)
+def _chosen_fit() -> FittedMechanism:
+    return next(trial for trial in fitted_mechanisms() if trial.mechanism is LINEAR and trial.fit.workload == BASE)
 
 
 def _affine() -> dict[tuple[str, int, str], float]:

@@ -1,13 +1,16 @@
 """Steps of an asynchronous run beside those of the synchronous one: the second table of arXiv 2604.26779."""
 
 import statistics
-import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -15,40 +18,95 @@ from launch.build.experiment import Experiment
 from launch.build.memory import check_training
 from launch.cli.errors import ConfigError
 from launch.cli.unfinished import Unfinished
-from launch.comparison.stage_times import VariantReport
-from launch.comparison.variants import AUTOMATIC, PLAIN, Variant
+from launch.comparison.stage_times import Interval, VariantReport
+from launch.comparison.variants import AUTOMATIC, PLAIN, NumberedBatches, Variant
+from launch.costs.turns import Record, timed_turns
+from launch.timing import interval
 from specjax.parallel import processes
 from specjax.train.asynchronous import AsynchronousStep
 
-# The rows of the two kinds are measured in different ways.
+SYNCHRONOUS = "synchronous"
+# Steps of each kind in a turn. With lag, others come before them and fill the pipeline.
+BLOCK = 3
 NOTE = (
-    "synchronous: medians of stages that the host waits for one by one, variants in turns; train: scoring, log-probs "
-    "and updates\n"
-    "lag: means over steps that overlap, one variant after the other; exposed generation: how long the training mesh "
-    "was idle, so with scoring on the host; train: the rest of the step"
+    f"medians over turns of {BLOCK} steps of each row, on the same prompts with the same seeds; speed-ups with 95% "
+    "intervals\n"
+    "synchronous: the host waits for each stage; train: log-probs and updates\n"
+    "lag: exposed generation: how long the training mesh is idle, less scoring on the host; train: how long it is busy"
 )
-# Steps before the timed ones, beside as many as the lag: they compile, and train the draft once.
-WARM_STEPS = 3
 
 
 @dataclass(frozen=True)
 class OverlapReport:
-    """Times of a kind of step, in seconds.
+    """Times of a kind of step, in seconds: medians over the turns.
 
     Attributes:
-        devices:      Devices that it uses.
-        step_s:       A whole step. Asynchronous: mean over the timed steps, whose times overlap.
-        exposed_s:    Generation that training waits for. Asynchronous: for how long the training mesh is idle, so with
-                      scoring on the host.
-        generation_s: A rollout.
-        train_s:      Scoring, log-probs and updates. Asynchronous: the rest of the step.
+        devices:        Devices that it uses.
+        step_s:         A whole step.
+        exposed_s:      Generation that training waits for.
+        generation_s:   A rollout.
+        scoring_s:      Scoring; with lag that on the host, since a traced reward is part of training.
+        train_s:        Log-probs and updates.
+        step_speedup:   Over the first kind of step, from pairs of the same turn.
+        device_speedup: The same for equal numbers of devices.
+        turns:          Mean seconds of a step in each turn.
     """
 
     devices: int
     step_s: float
     exposed_s: float
     generation_s: float
+    scoring_s: float
     train_s: float
+    step_speedup: Interval
+    device_speedup: Interval
+    turns: Sequence[Record]
+
+
+class LaggingVariant:
+    """Asynchronous steps at the draft length of a variant, in blocks that each begin with its start."""
+
+    def __init__(self, experiment: Experiment, variant: Variant) -> None:
+        stages, config = variant.step.stages, variant.step.stages.config
+        if variant.chosen is not None:
+            # The draft length of the variant, in place of one that the step chooses.
+            length = config.rollout.lengths[variant.chosen[0]]
+            config = replace(config, rollout=replace(config.rollout, draft_length=length, draft_lengths=()))
+        self._step = AsynchronousStep(replace(stages, config=config), experiment.rollout_mesh)
+        self._start, self._batches = replace(variant.start, drafting=None), NumberedBatches(experiment)
+        self._lag = experiment.config.asynchronous.lag or 0
+        self._replicated = NamedSharding(experiment.mesh, P())
+
+    def time_block(self, first: int) -> Record:
+        """Return the mean seconds of BLOCK steps. They train on the rollouts of the batches from `first` on.
+
+        Before them come `lag` rollouts and `lag + 1` steps, with the batches before `first`.
+        """
+        before = self._lag + 1
+        number = processes.place(np.int32(first - before), self._replicated)
+        state = jax.tree.map(jnp.copy, replace(self._start, step=number))
+        self._batches.skip_to(first - before)
+        for _ in range(self._lag):
+            state = self._step.begin(state, next(self._batches))
+        updates, metrics = [], []
+        for _ in range(before + BLOCK):
+            state, _, found = self._step(state, next(self._batches))
+            updates.append(self._step.updated)
+            metrics.append(found)
+        jax.block_until_ready(state)
+        self._start = replace(self._start, adaptation=state.adaptation)
+        spans = [update.result() for update in updates[-BLOCK:]]
+        scoring = [float(found.get("time/reward", 0.0)) for found in metrics[-BLOCK:]]
+        return _means(
+            {
+                "step_s": span.idle_s + span.busy_s,
+                "exposed_s": max(span.idle_s - scoring_s, 0.0),
+                "generation_s": float(found["time/rollout_mesh_busy"]),
+                "scoring_s": scoring_s,
+                "train_s": span.busy_s,
+            }
+            for span, scoring_s, found in zip(spans, scoring, metrics[-BLOCK:], strict=True)
+        )
 
 
 def compare_overlap(
@@ -58,28 +116,43 @@ def compare_overlap(
     console: Console,
     unfinished: Unfinished,
 ) -> dict[str, Any]:
-    """Time asynchronous steps, and print them beside synchronous ones: autoregressive, and at the fastest draft length.
+    """Time synchronous and asynchronous steps in turns, autoregressive and at the fastest draft length, and print them.
 
-    The fastest is that of the synchronous steps. Returns the results for the JSON file, none if `experiment` is not
-    asynchronous. Raises Stopped at a signal.
+    The fastest is that of the synchronous steps in `reports`. Returns the results for the JSON file, none if
+    `experiment` is not asynchronous. Raises Stopped at a signal.
     """
-    if experiment.config.asynchronous.lag is None:
+    lag, steps = experiment.config.asynchronous.lag, experiment.config.steps
+    if lag is None:
         return {}
     fixed = [name for name in reports if name not in (PLAIN, AUTOMATIC)]
     names = PLAIN, min(fixed, key=lambda name: reports[name].step_s)
-    kind = f"lag {experiment.config.asynchronous.lag}"
-    found = {
-        "synchronous": {name: _synchronous(experiment, reports[name]) for name in names},
-        kind: {
-            name: time_ahead(experiment, variants[name], f"{kind}, draft length {name}", unfinished) for name in names
-        },
+    lagging = {name: LaggingVariant(experiment, variants[name]) for name in names}
+
+    def first(block: int) -> int:
+        """Return the first timed batch of a block. All variants have read the batches up to `steps`."""
+        return steps + 1 + block * (2 * lag + 1 + BLOCK) + lag + 1
+
+    with unfinished.phase("first steps ahead", len(names), "variants", kept=False) as phase:
+        for variant in lagging.values():
+            variant.time_block(first(0))
+            phase.finish()
+    timers = {(SYNCHRONOUS, name): partial(_time_synchronous, variants[name]) for name in names}
+    timers |= {(f"lag {lag}", name): lagging[name].time_block for name in names}
+    runs = {
+        f"{kind}, {name}": lambda turn, timer=timer: timer(first(turn + 1)) for (kind, name), timer in timers.items()
     }
+    turns = timed_turns(unfinished.phase("steps that overlap", -(-steps // BLOCK), "turns"), runs)
+    devices = {SYNCHRONOUS: experiment.mesh.size, f"lag {lag}": experiment.mesh.size + experiment.rollout_mesh.size}
+    found = dict[str, dict[str, OverlapReport]]()
+    for kind, name in timers:
+        baseline, own = ([turn[run] for turn in turns] for run in (f"{SYNCHRONOUS}, {PLAIN}", f"{kind}, {name}"))
+        fewer = devices[SYNCHRONOUS] / devices[kind]
+        found.setdefault(kind, {})[name] = overlap_report(own, baseline, devices[kind], fewer)
     print_overlap(found, console)
     console.print(NOTE)
     if experiment.mesh.devices.flat[0].platform == "cpu":
         console.print("these are CPU devices, which share cores and memory: their absolute figures mean little")
-    reports_json = {kind: {name: asdict(each) for name, each in reports.items()} for kind, reports in found.items()}
-    return {"asynchronous": reports_json}
+    return {"asynchronous": {kind: {name: asdict(each) for name, each in rows.items()} for kind, rows in found.items()}}
 
 
 def synchronous(experiment: Experiment) -> Experiment:
@@ -97,52 +170,53 @@ def synchronous(experiment: Experiment) -> Experiment:
     return result
 
 
-def _synchronous(experiment: Experiment, report: VariantReport) -> OverlapReport:
-    generation_s = report.seconds["generation"]
-    train_s = sum(report.seconds[stage] for stage in ("reward", "logprob", "train"))
-    return OverlapReport(experiment.mesh.size, report.step_s, generation_s, generation_s, train_s)
+def overlap_report(turns: Sequence[Record], baseline: Sequence[Record], devices: int, fewer: float) -> OverlapReport:
+    """Return the report of a kind of step, with speed-ups over those of `baseline` in the same turns.
+
+    fewer: devices of the baseline over its own.
+    """
+    ratios = [a["step_s"] / b["step_s"] for a, b in zip(baseline, turns, strict=True)]
+    seconds = {name: statistics.median(turn[name] for turn in turns) for name in turns[0]}
+    return OverlapReport(
+        devices,
+        **seconds,
+        step_speedup=interval(ratios),
+        device_speedup=interval([fewer * ratio for ratio in ratios]),
+        turns=turns,
+    )
 
 
-def time_ahead(experiment: Experiment, variant: Variant, name: str, unfinished: Unfinished) -> OverlapReport:
-    """Time asynchronous steps at the variant's draft length and from its start. Raises Stopped at a signal."""
-    stages, config = variant.step.stages, variant.step.stages.config
-    if variant.chosen is not None:
-        # The draft length of the variant, in place of one that the step chooses.
-        length = config.rollout.lengths[variant.chosen[0]]
-        config = replace(config, rollout=replace(config.rollout, draft_length=length, draft_lengths=()))
-    step = AsynchronousStep(replace(stages, config=config), experiment.rollout_mesh)
-    lag, steps, batches = experiment.config.asynchronous.lag or 0, experiment.config.steps, experiment.train_batches()
-    state = jax.tree.map(jnp.copy, replace(variant.start, drafting=None))
-    start, measured = time.perf_counter(), list[tuple[float, float]]()
-    for _ in range(lag):
-        state = step.begin(state, next(batches))
-    with unfinished.phase(f"steps of {name}", WARM_STEPS + lag + steps, "steps", kept=False) as phase:
-        for number in range(phase.total):
-            if number == phase.total - steps:
-                start = time.perf_counter()
-            state, _, metrics = step(state, next(batches))
-            idle_s, busy_s = metrics["time/training_mesh_idle"], metrics["time/rollout_mesh_busy"]
-            measured.append((float(idle_s), float(busy_s)))
-            phase.finish()
-    step_s = (time.perf_counter() - start) / steps
-    idle_s, generation_s = (statistics.fmean(values) for values in zip(*measured[-steps:], strict=True))
-    devices = experiment.mesh.size + experiment.rollout_mesh.size
-    return OverlapReport(devices, step_s, idle_s, generation_s, max(step_s - idle_s, 0.0))
+def _time_synchronous(variant: Variant, first: int) -> Record:
+    """Return the mean seconds of BLOCK steps on the batches from `first` on."""
+    steps = [variant.time_step(first + number) for number in range(BLOCK)]
+    return _means(
+        {
+            "step_s": step.step_s,
+            "exposed_s": step.seconds["generation"],
+            "generation_s": step.seconds["generation"],
+            "scoring_s": step.seconds["reward"],
+            "train_s": step.seconds["logprob"] + step.seconds["train"],
+        }
+        for step in steps
+    )
+
+
+def _means(steps: Iterable[Record]) -> Record:
+    listed = list(steps)
+    return {name: statistics.fmean(step[name] for step in listed) for name in listed[0]}
 
 
 def print_overlap(found: Mapping[str, Mapping[str, OverlapReport]], console: Console) -> None:
     """Print a table with a row for each kind of run and variant, and speed-ups over the first row."""
-    headers = ("devices", "step", "exposed generation", "generation", "train", "step x", "per device")
+    headers = ("devices", "step", "exposed generation", "generation", "scoring", "train", "step x", "per device")
     columns = Column("run"), Column("draft length"), *(Column(name, justify="right", no_wrap=True) for name in headers)
     title = "seconds of a step; speed-ups over the first row, of the step and for the same number of devices"
     table = Table(*columns, box=None, padding=(0, 0, 0, 2), title=title, title_justify="left")
-    first = next(iter(next(iter(found.values())).values()))
     for kind, reports in found.items():
         for name, report in reports.items():
-            seconds = report.step_s, report.exposed_s, report.generation_s, report.train_s
-            speedup = first.step_s / report.step_s
-            ratios = speedup, speedup * first.devices / report.devices
-            table.add_row(
-                *(kind, name, str(report.devices)), *(f"{x:.3g}" for x in seconds), *(f"{x:.2f}" for x in ratios)
+            seconds = report.step_s, report.exposed_s, report.generation_s, report.scoring_s, report.train_s
+            ratios = (
+                f"{x:.2f} [{low:.2f}, {high:.2f}]" for x, low, high in (report.step_speedup, report.device_speedup)
             )
+            table.add_row(*(kind, name, str(report.devices)), *(f"{x:.3g}" for x in seconds), *ratios)
     console.print(table)

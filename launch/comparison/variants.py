@@ -27,7 +27,7 @@ from specjax.train.metrics import Metrics
 from specjax.train.stages import Stages
 from specjax.train.state import init_train_state
 from specjax.train.timed_step import StagedStep
-from specjax.types import Params, Rollout, TrainState
+from specjax.types import Params, Prompts, Rollout, TrainState
 
 PLAIN, AUTOMATIC = "autoregressive", "automatic"
 
@@ -48,6 +48,22 @@ class StepTime:
     metrics: Metrics
 
 
+class NumberedBatches:
+    """The training batches of a run, of which some may be skipped."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._batches, self._read = experiment.train_batches(), 0
+
+    def __next__(self) -> Prompts:
+        self._read += 1
+        return next(self._batches)
+
+    def skip_to(self, number: int) -> None:
+        """Skip the batches before batch `number`, counted from 0. It must not have been read."""
+        while self._read < number:
+            next(self)
+
+
 class Variant:
     """Training steps with one choice of draft lengths.
 
@@ -61,7 +77,7 @@ class Variant:
         self.step, self.start, self.chosen = step, start, chosen
         self._experiment, self._replicated = experiment, NamedSharding(experiment.mesh, P())
         self._choice: Choice = None if chosen is None else self._put(np.array(chosen, np.int32))
-        self._batches, self._read = experiment.train_batches(), 0
+        self._batches = NumberedBatches(experiment)
 
     def time_step(self, number: int) -> StepTime:
         """Time a step from the initial state, on the run's batch `number`, which must be larger than in earlier calls.
@@ -69,9 +85,7 @@ class Variant:
         The step updates a copy of the state, which is made before the clock starts.
         """
         state = replace(jax.tree.map(jnp.copy, self.start), step=self._put(np.int32(number)))
-        for _ in range(self._read, number):
-            next(self._batches)
-        self._read = number + 1
+        self._batches.skip_to(number)
         jax.block_until_ready(state)
         start = time.perf_counter()
         prompts = jax.block_until_ready(place(next(self._batches), self._experiment.mesh))

@@ -1,14 +1,16 @@
 """Answer for one point: seconds of generation and of a step, with drafts and without."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import root_scalar
 
 from launch.simulation.acceptance import predict_length, tokens_per_round
 from launch.simulation.machine import Evidence, completion_lengths, memory, round_costs, stages
-from launch.simulation.point import MEASURED, Point
+from launch.simulation.point import MEASURED, MOST_SLOTS, Point
 from launch.simulation.rollout import Layout, Moment, carry_over, simulate
 from launch.simulation.step import Stages, step_seconds
 from launch.simulation.surface import Surface
@@ -17,12 +19,14 @@ from launch.simulation.surface import Surface
 MOST_SEQUENCES, FEWEST = 2048, 8
 # Rollouts of a step with lag, whose lengths differ.
 ROLLOUTS = 3
+# Phases of specjax where none are given: those of its recipes for several GPUs (configs/qwen3_8b_rl_zero.py).
+SHRINKING = (1, 4, 16)
 # Eighths of the GPUs that may generate.
 SPLITS = range(1, 8)
 
 
 class DoesNotFit(ValueError):
-    """The weights of the point, its training state and one sequence need more memory than its device has."""
+    """The weights of the point, its training state and its sequences need more memory than its device has."""
 
 
 class Arm(NamedTuple):
@@ -31,6 +35,7 @@ class Arm(NamedTuple):
     generation, step, exposed: seconds of the rollout, of the step, and of generation that nothing hides.
     acceptance_length:         tokens per verification.
     slots, waiting:            sequences that a replica decodes together, and that wait.
+    phases:                    slots that its batch shrinks to; () if rows leave as they end.
     generation_gpus:           GPUs that generate.
     """
 
@@ -40,6 +45,7 @@ class Arm(NamedTuple):
     acceptance_length: float
     stages: Stages
     slots: int
+    phases: tuple[int, ...]
     waiting: int
     generation_gpus: int
     timeline: list[Moment]
@@ -74,16 +80,20 @@ def both(point: Point, evidence: Evidence) -> Pair:
 def resolve(point: Point, evidence: Evidence) -> Point:
     """Return the point with its slots and the split of its GPUs filled in: as many as fit, and the fastest.
 
-    Raises DoesNotFit.
+    Raises DoesNotFit, also for given slots or phases.
     """
-    if not point.slots:
-        point = replace(point, slots=_slots_that_fit(point))
-    if not point.lag or point.generation_gpus:
-        return point
-    replicas = point.gpus // point.replica
-    counts = {max(1, min(replicas - 1, replicas * eighth // 8)) * point.replica for eighth in SPLITS}
-    tried = (replace(point, generation_gpus=count) for count in sorted(counts))
-    return min(tried, key=lambda each: run(each, evidence).step)
+    most, phases = _slots_that_fit(point), point.phases if point.engine == "specjax" else ()
+    given = {"slots": point.slots, "phases": max(phases, default=0)}
+    point = replace(point, slots=point.slots or most)
+    if point.lag and not point.generation_gpus:
+        replicas = point.gpus // point.replica
+        counts = {max(1, min(replicas - 1, replicas * eighth // 8)) * point.replica for eighth in SPLITS}
+        tried = (replace(point, generation_gpus=count) for count in sorted(counts))
+        point = min(tried, key=lambda each: run(each, evidence).step)
+    for name, slots in given.items():
+        if min(slots, _sequences(point)) > most:
+            raise DoesNotFit(f"{name} = {slots}: a replica has memory for {most} sequences; must be at most as many")
+    return point
 
 
 def answer(pair: Pair, evidence: Evidence, seed: int = 0) -> Answer:
@@ -93,14 +103,12 @@ def answer(pair: Pair, evidence: Evidence, seed: int = 0) -> Answer:
 
 def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
     """Simulate the step of a resolved point."""
-    gpus = point.generation_gpus or point.gpus
+    gpus, sequences = _generating(point), _sequences(point)
     replicas = gpus // point.replica
-    in_flight = point.sequences / (1 - point.carry_over)
-    sequences = max(1, round(in_flight / replicas))
     lengths = completion_lengths(point, evidence)
     slots = min(point.slots, sequences)
-    phases = point.phases or (slots,) if point.engine == "specjax" else ()
-    layout = Layout(slots, tuple(min(size, slots) for size in phases))
+    phases = _phases(point, slots)
+    layout = Layout(slots, phases)
     surface = Surface(round_costs(point, evidence), slots, point.prompt_tokens + point.limit_tokens, point.lengths)
     simulated = min(replicas, max(FEWEST, MOST_SEQUENCES // sequences))
     rollouts, taken = [], []
@@ -125,42 +133,56 @@ def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
         acceptance_length=float(np.mean([rollout.verified for rollout in rollouts])),
         stages=rest,
         slots=slots,
+        phases=phases,
         waiting=sequences - slots,
         generation_gpus=gpus,
         timeline=rollouts[0].timeline,
     )
 
 
-def break_even(pair: Pair, evidence: Evidence) -> float | None:
-    """Return the acceptance length from which a step with drafts is no slower; None if no acceptance reaches that."""
-    plain = run(pair[0], evidence)
-    return _least_acceptance(pair[1], evidence, plain.step)
+def _generating(point: Point) -> int:
+    """Return the GPUs that generate."""
+    return (point.generation_gpus if point.lag else 0) or point.gpus
 
 
-def worth_of_training(pair: Pair, evidence: Evidence) -> float | None:
+def _sequences(point: Point) -> int:
+    """Return the sequences of a replica, those that the step before left included."""
+    return max(1, round(point.sequences / (1 - point.carry_over) * point.replica / _generating(point)))
+
+
+def _phases(point: Point, slots: int) -> tuple[int, ...]:
+    """Return the slots that the batch shrinks to, its first ones included; () if rows leave as they end."""
+    if point.engine != "specjax":
+        return ()
+    listed = point.phases or [max(slots // divisor, 1) for divisor in SHRINKING]
+    return tuple(sorted({slots, *(min(size, slots) for size in listed)}, reverse=True))
+
+
+def break_even(pair: Pair, evidence: Evidence, seed: int = 0) -> float:
+    """Return the acceptance length from which a step with drafts is no slower; inf if no acceptance reaches that."""
+    return _least_acceptance(pair[1], evidence, run(pair[0], evidence, seed).step, seed)
+
+
+def worth_of_training(pair: Pair, evidence: Evidence, seed: int = 0) -> float:
     """Return by how much training the draft must raise the acceptance length so that it pays for itself.
 
-    None if no acceptance does. The draft without training is not trained in the step.
+    inf if no acceptance does. The draft without training is not trained in the step.
     """
-    untrained = run(replace(pair[1], draft_training=0.0), evidence)
-    needed = _least_acceptance(pair[1], evidence, untrained.step)
-    return None if needed is None else max(needed - pair[1].acceptance_length, 0.0)
+    untrained = run(replace(pair[1], draft_training=0.0), evidence, seed)
+    needed = _least_acceptance(pair[1], evidence, untrained.step, seed)
+    return max(needed - pair[1].acceptance_length, 0.0)
 
 
-def _least_acceptance(point: Point, evidence: Evidence, step: float) -> float | None:
-    low, high = 1.0, point.measured_at + 1.0
+def _least_acceptance(point: Point, evidence: Evidence, step: float, seed: int) -> float:
+    # In the inverse of the length, in which the seconds of a rollout at a fixed draft length are almost linear.
+    def excess(inverse: float) -> float:
+        length = min(1 / inverse, point.measured_at + 1.0)
+        return run(replace(point, acceptance_length=length), evidence, seed).step - step
 
-    def taken(length: float) -> float:
-        return run(replace(point, acceptance_length=length), evidence).step
-
-    if taken(high) > step:
-        return None
-    if taken(low) <= step:
-        return low
-    for _ in range(12):
-        middle = (low + high) / 2
-        low, high = (low, middle) if taken(middle) <= step else (middle, high)
-    return high
+    least = 1 / (point.measured_at + 1.0)
+    if excess(least) > 0:
+        return math.inf
+    return 1.0 if excess(1.0) <= 0 else 1 / root_scalar(excess, bracket=(least, 1.0), xtol=1e-4).root
 
 
 def accepted(point: Point, draft_lengths: Sequence[int]) -> list[float]:
@@ -171,7 +193,7 @@ def accepted(point: Point, draft_lengths: Sequence[int]) -> list[float]:
 def _slots_that_fit(point: Point) -> int:
     """Return the sequences of a replica whose caches fit in memory; measured rounds were of a batch that did."""
     if point.hardware == MEASURED:
-        return point.sequences
+        return max(point.sequences, point.slots, *point.phases)
     held = memory(point, point.prompt_tokens + point.mean_tokens)
     if held.slots < 1:
         needed, device = (held.fixed + held.sequence) / 1e9, held.device / 1e9
@@ -180,4 +202,4 @@ def _slots_that_fit(point: Point) -> int:
             f"{needed:.0f} GB of a device's {device:.0f}; must be more, or a larger expert, more gpus or fewer "
             "limit_tokens"
         )
-    return min(held.slots, point.sequences)
+    return min(held.slots, MOST_SLOTS)

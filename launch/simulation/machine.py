@@ -7,6 +7,7 @@ import numpy as np
 
 from launch.plan.report import USABLE
 from launch.simulation.lengths import Lengths, with_mean
+from launch.simulation.measured import measured_rounds
 from launch.simulation.point import MEASURED, Point
 from launch.simulation.step import Stages
 from launch.simulation.surface import RoundSeconds
@@ -23,8 +24,9 @@ from specjax.cost import (
     cost_model,
     find_engine,
     find_hardware,
-    fit,
 )
+from specjax.rollout.plan import Phase
+from specjax.types import Mixture
 
 # Bytes per parameter of a training state: master weights, two moments of Adam and gradients in float32.
 TRAINING_BYTES = 16
@@ -42,18 +44,24 @@ class Evidence(NamedTuple):
 
     lengths: completion lengths, in tokens; empty: lognormal.
     cells:   measured rounds.
+    phases:  of the rollout whose rounds were measured.
+    mixture: its policy's experts.
     steps:   acceptance length of each step.
     generation_s: measured seconds of generation; 0: not measured.
     modelled_s:   those that the simulation gives for the run as it was.
     acceptance_assumed: nobody gave an acceptance length: the point's is the default.
+    notes:        lines on what the run does not tell.
     """
 
     lengths: tuple[float, ...] = ()
     cells: tuple[Cell, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    mixture: Mixture | None = None
     steps: tuple[float, ...] = ()
     acceptance_assumed: bool = False
     generation_s: float = 0.0
     modelled_s: float = 0.0
+    notes: tuple[str, ...] = ()
 
 
 def completion_lengths(point: Point, evidence: Evidence) -> Lengths:
@@ -65,13 +73,10 @@ def completion_lengths(point: Point, evidence: Evidence) -> Lengths:
 
 
 def round_costs(point: Point, evidence: Evidence) -> RoundSeconds:
-    """Return the seconds of a round by rows, positions and draft length.
-
-    Those of a run are fitted to its measured rounds, whose attention reads the whole window.
-    """
+    """Return the seconds of a round by rows, positions and draft length."""
     if point.hardware == MEASURED:
-        fitted, window = fit(evidence.cells), point.prompt_tokens + point.limit_tokens
-        return lambda rows, positions, k: fitted.seconds(rows, rows * window, k)
+        longest = point.prompt_tokens + point.limit_tokens
+        return measured_rounds(evidence.cells, evidence.phases, evidence.mixture, longest)
     model = sheet_model(point)
     seconds = model.seconds if point.draft == "eagle3" else _block(model)
     more = point.verify_factor - 1

@@ -13,7 +13,7 @@ from launch.cli.options import parse
 from launch.cli.paths import check_writable
 from launch.costs.cost_table import COST_TABLE
 from launch.simulation.answer import resolve, run
-from launch.simulation.from_run import STAGES, read_evidence
+from launch.simulation.from_run import OF_THE_MACHINE, read_evidence
 from launch.simulation.machine import Evidence
 from launch.simulation.point import MEASURED, Point
 from launch.simulation.uncertainty import Range
@@ -82,7 +82,7 @@ def with_run(args: SimulateArgs, argv: Sequence[str]) -> tuple[SimulateArgs, Evi
     if not _gives(argv, "--model") and not _sweeps(args, "model"):
         raise ConfigError("hardware = " + args.hardware + ": with --from-run, needs --model, whose rounds it computes")
     # On other hardware, only acceptance and lengths hold.
-    found = {name: value for name, value in found.items() if name not in (*STAGES, "slots", "phases", "gpus")}
+    found = {name: value for name, value in found.items() if name not in OF_THE_MACHINE}
     return parse(SimulateArgs, argv, PROGRAM, **found), evidence
 
 

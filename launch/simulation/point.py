@@ -11,8 +11,8 @@ from specjax.options import DraftLength, Fraction, NonNegative, Options, Positiv
 # Hardware of a run, whose rounds were measured.
 MEASURED = "measured"
 # Sequences of a replica; a simulation takes a step for each.
-MOST_OF_A_REPLICA = 4096
-MOST_SECONDS = 1e6
+MOST_OF_A_REPLICA, MOST_SLOTS = 4096, 2**16
+MOST_SECONDS, MOST_DRAFT_TRAINING = 1e6, 10
 Seconds = Annotated[float, at_least(0), at_most(MOST_SECONDS)]
 Microseconds = Annotated[float, at_least(0), at_most(1e6)]
 Share = Annotated[float, at_least(1e-3), at_most(1)]
@@ -34,8 +34,9 @@ class Point(Options):
         weight_bytes:     Bytes of a weight in generation. specjax multiplies 1 as 2.
         cache_bytes:      Bytes of a number of the cache.
         sequences:        Sequences that a step trains on.
-        slots:            Sequences that a replica decodes together; others wait. 0: as many as fit.
-        phases:           Slots that specjax's batch shrinks to. Empty: it pays for all until the last row ends.
+        slots:            Sequences that a replica decodes together; others wait. 0: as many as fit in memory.
+        phases:           Slots that specjax's batch shrinks to. Empty: a quarter and a sixteenth, as our recipes. One
+                          number, that of slots: rounds pay for all slots until the last row ends.
         carry_over:       Share of sequences in flight that go on in the next step.
         prompt_tokens:    Tokens of a prompt.
         mean_tokens:      Mean tokens of a completion.
@@ -48,7 +49,7 @@ class Point(Options):
         row_spread:       Standard deviation of the logit of acceptance among rows.
         row_correlation:  Correlation of a row's acceptance with its length.
         lag:              Steps by which weights of the generator may be older; 0: synchronous.
-        generation_gpus:  With lag, GPUs that generate; the others train. 0: the best split.
+        generation_gpus:  With lag, GPUs that generate; the others train. 0: the best split. Ignored without lag.
         train_s:          Seconds of forward, backward and update. None: from the sheet.
         logprob_s:        Seconds of the log-prob stage. None: logprob_share of training; 0 for specjax, which has none.
         logprob_share:    That share.
@@ -74,7 +75,7 @@ class Point(Options):
     weight_bytes: Literal[1, 2, 4] = 2
     cache_bytes: Literal[1, 2, 4] = 2
     sequences: Count = 512
-    slots: Annotated[int, at_least(0), at_most(2**16)] = 0
+    slots: Annotated[int, at_least(0), at_most(MOST_SLOTS)] = 0
     phases: tuple[Positive, ...] = ()
     carry_over: Annotated[float, at_least(0), at_most(0.9)] = 0.0
     prompt_tokens: Positive = 300
@@ -93,7 +94,7 @@ class Point(Options):
     logprob_s: Seconds | None = None
     logprob_share: Annotated[float, at_least(0), at_most(10)] = 0.4
     other_s: Seconds = 2.0
-    draft_training: Annotated[float, at_least(0), at_most(10)] = 0.0
+    draft_training: Annotated[float, at_least(0), at_most(MOST_DRAFT_TRAINING)] = 0.0
     bandwidth_share: Share = 0.85
     compute_share: Share = 0.60
     verify_factor: Annotated[float, at_least(0.1), at_most(10)] = 1.0

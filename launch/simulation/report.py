@@ -1,10 +1,12 @@
 """Answers as text and as JSON."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from launch.simulation.answer import accepted
+from launch.simulation.lags import lag_rows
 from launch.simulation.machine import Evidence, memory
 from launch.simulation.point import MEASURED, Point
 from launch.simulation.uncertainty import LEVEL, Interval, Range
@@ -12,7 +14,7 @@ from specjax.cost import find_engine, find_hardware
 
 if TYPE_CHECKING:
     from launch.simulation.options import SimulateArgs
-    from launch.simulation.simulate import Details, Found
+    from launch.simulation.simulate import Details, Found, Threshold
 
 
 def describe(point: Point, evidence: Evidence) -> Iterator[str]:
@@ -26,8 +28,7 @@ def describe(point: Point, evidence: Evidence) -> Iterator[str]:
                 f"generation of the run as it was: measured {evidence.generation_s:.4g} s, modelled "
                 f"{evidence.modelled_s:.4g} s, {ratio - 1:+.0%}"
             )
-        if not point.train_s:
-            yield "the run never probed its stages (--probe-every): those beside generation count as 0"
+        yield from evidence.notes
     else:
         device, engine = find_hardware(point.hardware), find_engine(point.engine)
         spread = f"tensor {point.tensor}" + (f", expert {point.expert}" if point.expert > 1 else "")
@@ -68,7 +69,7 @@ def lines_of_point(found: "Found", ranges: Mapping[str, Range], details: "Detail
     }.items():
         yield f"{title:24}" + "".join(f"{value:>30.3g}" for value in values)
     for title, counts in {
-        "slots of a replica": (plain.slots, drafted.slots),
+        "slots of a replica": ("/".join(map(str, arm.phases or (arm.slots,))) for arm in (plain, drafted)),
         "sequences that wait": (plain.waiting, drafted.waiting),
         "GPUs that generate": (plain.generation_gpus, drafted.generation_gpus),
     }.items():
@@ -79,13 +80,11 @@ def lines_of_point(found: "Found", ranges: Mapping[str, Range], details: "Detail
         f"[low, high] hold {LEVEL:.0%} of samples of the inputs below, each as likely anywhere in its range; the value "
         "before is their median; lines without an interval are of the options as given"
     )
-    if details.break_even is None:
-        yield f"no acceptance at k = {k} makes a step as fast as without drafts"
-    else:
-        where = f"{details.break_even:.2f} at k = {found.point.measured_at}"
-        yield f"a step is no slower from an acceptance length of {where}"
+    at = found.point.measured_at
+    yield f"a step is no slower from an acceptance length of {_threshold(details.break_even, at + 1)} at k = {at}"
     if details.worth_of_training is not None:
-        yield f"training the draft pays if it raises the acceptance length by {details.worth_of_training:.2f}"
+        raised = _threshold(details.worth_of_training, at + 1 - found.point.acceptance_length)
+        yield f"training the draft pays if it raises the acceptance length by {raised}"
     yield ""
     yield f"{'the step speed-up depends on':30}{'range':>22}{'speed-up':>18}"
     for swing in details.swings:
@@ -124,14 +123,32 @@ def as_json(
             | ({} if row.intervals is None else {name: list(value) for name, value in row.intervals.items()})
             for row in rows
         ],
-        "details": None
-        if details is None
-        else details._asdict() | {"swings": [swing._asdict() for swing in details.swings]},
+        "lags": [row.as_json() for row in lag_rows(rows)],
+        "details": None if details is None else _details(details),
     }
+
+
+def _details(details: "Details") -> dict[str, Any]:
+    """Return details as JSON; null for an acceptance length that is never reached."""
+    thresholds = {
+        name: {
+            "length": [x if math.isfinite(x) else None for x in threshold.length],
+            "depends_most_on": threshold.depends_most_on,
+        }
+        for name in ("break_even", "worth_of_training")
+        if (threshold := getattr(details, name)) is not None
+    }
+    return {"swings": [swing._asdict() for swing in details.swings]} | thresholds
 
 
 def _value(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _threshold(threshold: "Threshold", most: float) -> str:
+    """Return a threshold as text. most: the largest possible; above it stands for none."""
+    value, low, high = (f"{x:.2f}" if math.isfinite(x) else f"above {most:.2f} (never)" for x in threshold.length)
+    return f"{value} [{low}, {high}]" + (f" ({threshold.depends_most_on})" if threshold.depends_most_on else "")
 
 
 def _show(value: Interval, form: str) -> str:

@@ -51,7 +51,12 @@ class AsynchronousStep:
     Args:
         stages:       stages of the step on the training mesh.
         rollout_mesh: devices that the training mesh does not use; their number divides that of the training mesh.
+
+    Attributes:
+        updated: when the newest update begins and ends on the training mesh.
     """
+
+    updated: Future[Span]
 
     def __init__(self, stages: Stages, rollout_mesh: Mesh) -> None:
         if set(rollout_mesh.devices.flat) & set(stages.mesh.devices.flat):
@@ -85,16 +90,18 @@ class AsynchronousStep:
         rollout, prompts, versions = self._finished(oldest)
         waited_s = time.perf_counter() - start
         _check(versions)
-        placed = self._place(rollout)
+        placed, start = self._place(rollout), time.perf_counter()
+        more: dict[str, Any] = {}
         if isinstance(self._stages.reward_fn, HostReward):
             scores = self._stages.reward(rollout, prompts)
+            more["time/reward"] = time.perf_counter() - start
         else:
             scores = self._reward_of(placed, prompts)
-        more = self._metrics(state.step - versions.policy, len(waiting), waited_s)
+        more |= self._metrics(state.step - versions.policy, len(waiting), waited_s)
         start = time.perf_counter()
         train = self._train[bool(waiting)]
         state, rollout, metrics = train.update(replace(state, ahead=()), prompts, placed, scores)
-        self._training.time(start, None, metrics["loss/policy"])
+        self.updated = self._training.time(start, None, metrics["loss/policy"])
         return replace(state, ahead=tuple(waiting)), rollout, metrics | more
 
     def begin(self, state: TrainState, prompts: Prompts) -> TrainState:
@@ -117,7 +124,9 @@ class AsynchronousStep:
         return processes.fetch((oldest.rollout, oldest.prompts, oldest.versions))
 
     def _metrics(self, lag: Int[Array, ""], waiting: int, waited_s: float) -> dict[str, Any]:
-        # A resumed run has rollouts that it did not see begin.
+        # A resumed run has rollouts that it did not see begin; another state may have left some behind.
+        while len(self._spans) > waiting + 1:
+            self._spans.popleft()
         span = self._spans.popleft().result() if len(self._spans) > waiting else None
         # Of a process that sees the devices, as the primary sees those of the training mesh.
         span = processes.agree(span, processes.owners(self._mesh)[0])

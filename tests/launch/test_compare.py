@@ -139,8 +139,16 @@ def test_it_starts_from_a_distilled_draft_or_from_that_of_a_run(tmp_path: Path):
     assert list(found["asynchronous"]) == ["synchronous", "lag 1"]
     for kind, devices in zip(found["asynchronous"].values(), (1, 2), strict=True):
         assert list(kind) == ["autoregressive", "1"] and all(x["devices"] == devices for x in kind.values())
-    for times in found["asynchronous"]["lag 1"].values():
-        assert times["step_s"] == pytest.approx(times["exposed_s"] + times["train_s"]) and times["generation_s"] > 0
+    rows = [row for kind in found["asynchronous"].values() for row in kind.values()]
+    for row in rows:
+        assert len(row["turns"]) == 2, "of 3 steps each"
+        ratios = [a["step_s"] / b["step_s"] for a, b in zip(rows[0]["turns"], row["turns"], strict=True)]
+        assert row["step_speedup"] == pytest.approx([np.median(ratios), min(ratios), max(ratios)])
+        assert np.divide(row["step_speedup"], row["device_speedup"]) == pytest.approx(row["devices"])
+        for times in row["turns"]:
+            if row["devices"] == 2:  # the reward is traced, so that the training mesh is idle or trains
+                assert times["step_s"] == pytest.approx(times["exposed_s"] + times["train_s"])
+            assert times["step_s"] > times["train_s"] > 0 and times["generation_s"] > 0
     assert "training" not in found
     assert (found["checkpoint"], found["checkpoint_step"]) == (str(tmp_path / "run"), 1)
     with refuses("checkpoint_step = 7:...1", ConfigError):

@@ -1,6 +1,8 @@
 """launch.simulate: from a command line to answers with intervals."""
 
 import json
+import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +14,13 @@ from launch.cli.options import parse
 from launch.cli.recipes import load_recipe
 from launch.run.recorded import as_recorded
 from launch.simulate import main
-from launch.simulation.answer import answer, both, break_even, run, worth_of_training
-from launch.simulation.machine import Evidence, memory, round_costs, stages
+from launch.simulation.answer import SHRINKING, answer, both, break_even, run, worth_of_training
+from launch.simulation.machine import Evidence, memory, round_costs, sheet_model, stages
 from launch.simulation.options import SimulateArgs, with_run
 from launch.simulation.point import Point
 from launch.simulation.uncertainty import Range, interval, sampled, unknown
+from specjax.cost import find_engine
+from specjax.types import Mixture
 from tests.launch.run_directories import write_lines, write_run
 from tests.refusals import refuses
 
@@ -43,6 +47,10 @@ def test_an_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     value, low, high = only["step_speedup"]
     assert low <= value <= high and low < high and 1 < value < only["generation_speedup"][0]
     assert only["depends_most_on"] in found["ranges"]
+    for name in ("break_even", "worth_of_training"):
+        value, low, high = found["details"][name]["length"]
+        assert low < value < high and found["details"][name]["depends_most_on"] in found["ranges"]
+        assert f"{value:.2f} [{low:.2f}, {high:.2f}] (" in said
     sizes = [abs(swing["high"] - swing["low"]) for swing in swings]
     assert sizes == sorted(sizes, reverse=True) and {swing["name"] for swing in swings} == set(found["ranges"])
 
@@ -59,6 +67,24 @@ def test_a_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert plain["step_speedup"] == [1, 1, 1] and plain["depends_most_on"] is None
     assert drafted["depends_most_on"] in found["ranges"]
     assert drafted["step_speedup"][1] > 1 and "step_speedup" not in refused
+
+
+def test_a_sweep_of_lags_is_the_table_of_asynchronous_steps(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    options = f"--sequences 32 --mean-tokens 100 --limit-tokens 400 --samples 6 --json {tmp_path / 'found.json'}"
+    assert main([*options.split(), "--generation-gpus", "6", "--sweep", "lag=0,1"]) == 0
+    said, found = capsys.readouterr().out, json.loads((tmp_path / "found.json").read_text())
+    assert "exposed generation" in said
+    rows, answers = found["lags"], found["answers"]
+    assert [(row["lag"], row["draft"], row["generation_gpus"]) for row in rows] == [
+        *((0, draft, 8) for draft in ("none", "k = 3")),
+        *((1, draft, 6) for draft in ("none", "k = 3")),
+    ]
+    assert rows[0]["step_speedup"] == [1, 1, 1] and rows[1]["step_speedup"] == answers[0]["step_speedup"]
+    for row in rows:
+        exposed, generation = (row["seconds"][name] for name in ("exposed", "generation"))
+        assert exposed == pytest.approx(generation) if not row["lag"] else exposed[0] < generation[0]
+    assert main([*options.split(), "--sweep", "lag=0,1", "draft-length=1,3"]) == 0
+    assert "exposed generation" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -116,6 +142,7 @@ def test_samples():
 
 def test_an_interval_is_of_its_samples_alone():
     assert interval([float(x) for x in range(101)]) == pytest.approx((50, 5, 95))
+    assert interval([*map(float, range(90)), *[math.inf] * 11]) == (50, 5, math.inf)
 
 
 def test_more_is_never_slower():
@@ -157,13 +184,24 @@ def test_lag_hides_generation():
 def test_whether_drafts_pay():
     pair = both(replace(SMALL, draft_training=0.2), NONE)
     length = break_even(pair, NONE)
-    assert length is not None and 1 < length < 3
+    assert 1 < length < 3
     at_it = run(replace(pair[1], acceptance_length=length), NONE).step
     assert at_it == pytest.approx(run(pair[0], NONE).step, rel=1e-3)
-    gain = worth_of_training(pair, NONE)
-    assert gain is not None and gain > 0
+    assert 0 < worth_of_training(pair, NONE) < 3
     assert worth_of_training(both(SMALL, NONE), NONE) == pytest.approx(0, abs=1e-3)
-    assert break_even(both(replace(SMALL, draft_training=10.0, train_s=10.0), NONE), NONE) is None
+    assert break_even(both(replace(SMALL, draft_training=10.0, train_s=10.0), NONE), NONE) == math.inf
+
+
+def test_the_default_phases_are_those_of_the_recipes():
+    recipes = [load_recipe(name) for name in ("qwen3_8b_rl_zero", "qwen3_8b_rl_think", "qwen3_30b_a3b")]
+    for slots in ([slots for slots, _ in recipe.rollout.phases] for recipe in recipes):
+        assert [slots[0] // divisor for divisor in SHRINKING] == slots
+    few = replace(SMALL, sequences=4 * 32)
+    shrinking, whole, free = (
+        run(both(each, NONE)[0], NONE) for each in (few, replace(few, phases=(32,)), replace(few, engine="vllm-0.17"))
+    )
+    assert (shrinking.phases, whole.phases, free.phases) == ((32, 8, 2), (32,), ())
+    assert shrinking.generation < whole.generation
 
 
 def test_memory():
@@ -176,6 +214,13 @@ def test_memory():
     assert held.slots == int((0.95 * held.device - held.weights - held.training) // held.sequence)
     with refuses("tensor = 1: ...training state"):
         both(replace(SMALL, gpus=1), NONE)
+    # 1,000 sequences of a device do not fit, given as slots or as phases; 8 sequences fit in any number of slots.
+    many = replace(SMALL, sequences=4000)
+    for field, value in {"slots": 1000, "phases": (1000, 4)}.items():
+        with refuses(f"{field} = 1000: ...at most as many"):
+            both(replace(many, **{field: value}), NONE)
+        assert both(replace(SMALL, **{field: value}), NONE)[1].phases in ((), (1000, 4))
+    _ = both(replace(many, engine="vllm-0.17", phases=(9999,)), NONE)  # it has no phases
     assert memory(replace(SMALL, engine="vllm-0.17"), 42.0).sequence == pytest.approx(held.sequence / 10)
     assert memory(replace(SMALL, tensor=4), 0).weights == pytest.approx(held.weights / 4)
 
@@ -188,6 +233,15 @@ def test_experts_are_spread_over_devices_with_the_same_rows():
     assert [arm.slots for arm in arms] == [32, 16]
     with refuses("generation_gpus = 2: ...replica, 4"):
         replace(mixture, lag=1, generation_gpus=2)
+
+
+def test_times_of_an_engine_are_given_in_microseconds():
+    engine = find_engine("vllm-2025")
+    given = {name: 1e6 * getattr(engine, name) for name in ("layer", "draft_pass", "host")}
+    point = replace(SMALL, engine=engine.name)
+    found = sheet_model(replace(point, **{f"{name}_us": value for name, value in given.items()}))
+    rows, positions = np.array([4.0]), np.array([4000.0])
+    assert found.seconds(rows, positions, 3) == pytest.approx(sheet_model(point).seconds(rows, positions, 3))
 
 
 def test_slower_verifications():
@@ -216,7 +270,7 @@ def measured(tmp_path: Path) -> Path:
     path = write_run(tmp_path / "run", 3, **metrics, **times, rollout__length_mean=[30.0] * 3)
     recipe = load_recipe("tiny")
     recipe = replace(recipe, rollout=replace(recipe.rollout, draft_length=3, max_new_tokens=100, group_size=4))
-    config = replace(recipe, data=replace(recipe.data, prompts=6))
+    config = replace(recipe, data=replace(recipe.data, prompts=6, max_prompt_tokens=20))
     (path / "config.json").write_text(json.dumps(as_recorded(config)))
     write_lines(path / "samples.jsonl", [{"step": 1, "budget": 100, "lengths": [20, 30, 40, 90], "completions": []}])
     cells = [
@@ -240,19 +294,90 @@ def test_from_a_run(measured: Path, capsys: pytest.CaptureFixture[str]):
     assert 1.2 < speedups(args.point, evidence)[0] < expected / 2 * 1.01
     assert {"acceptance_length", "train_s"} <= set(unknown(args.point, evidence, {}))
     assert "bandwidth_share" not in unknown(args.point, evidence, {})
-    assert main(["--from-run", str(measured), "--draft-length", "1", "--samples", "4", "--train-s", "0"]) == 0
+    assert main(["--from-run", str(measured), "--draft-length", "1", "--samples", "4"]) == 0
     said = capsys.readouterr().out
     assert "measured 20 s, modelled" in said and f"{evidence.modelled_s / 20 - 1:+.0%}" in said
     own = run(both(args.point, evidence)[1], evidence)
     assert evidence.modelled_s == pytest.approx(own.generation), "of the run's own draft length"
-    assert "4 measured rounds" in said and "never probed" in said
+    assert "4 measured rounds" in said and "never probed" not in said
     more, _ = read_options("--from-run", str(measured), "--hardware", "h100", "--model", "qwen3-8b")
     assert more.train_s is None and more.slots == 0 and more.acceptance_length == args.acceptance_length
 
 
+def edited(run: Path, **metrics: float) -> tuple[SimulateArgs, Evidence]:
+    """Return the options and evidence of a run with these metrics in each step; NaN: not measured."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    given = {name.replace("__", "/"): None if value != value else value for name, value in metrics.items()}
+    write_lines(run / "metrics.jsonl", [line | given for line in lines])
+    return read_options("--from-run", str(run))
+
+
+def test_rounds_that_a_run_measured_cost_what_it_measured(measured: Path):
+    """One window is cheaper than the fit says, at all draft lengths; a phase that begins with it pays for that one."""
+    config = json.loads((measured / "config.json").read_text()) | {"rollout.phases": [[24, 70], [6, 120]]}
+    (measured / "config.json").write_text(json.dumps(config))
+    table = json.loads((measured / "cost_table.json").read_text())
+    table["cells"] += [{"slots": 24, "window": 70, "draft_length": k, "seconds": 0.05 * (1 + k)} for k in (0, 3)]
+    (measured / "cost_table.json").write_text(json.dumps(table))
+    args, evidence = read_options("--from-run", str(measured))
+    assert evidence.phases == ((24, 70), (24, 120), (6, 120)) and args.phases == (24, 6)
+    seconds = round_costs(args.point, evidence)
+    for rows, held, k, expected in ((24, 50, 0, 0.05), (24, 70, 3, 0.2), (24, 71, 3, 0.56), (6, 50, 0, 0.1)):
+        assert seconds(np.array([rows]), np.array([rows * held]), k) == pytest.approx(expected)
+    between = [np.sum(seconds(np.array([24]), np.array([24 * 50]), k)) for k in (0, 1, 3)]
+    assert between == sorted(between), "a draft length that was not timed has the ratio of its phase"
+
+
+def test_the_experts_of_a_run(measured: Path):
+    config = json.loads((measured / "config.json").read_text())
+
+    def asked(**model: object) -> Evidence:
+        (measured / "config.json").write_text(json.dumps(config | {f"model.{name}": model[name] for name in model}))
+        return read_options("--from-run", str(measured))[1]
+
+    assert asked().mixture is None
+    experts = {"num_experts": 8, "active": 2, "layers": [0, 3]}
+    found = asked(**{f"architecture.experts.{name}": each for name, each in experts.items()})
+    assert found.mixture == Mixture(layers=2, experts=8, active=2)
+    assert asked(path="tests/golden/qwen3_moe").mixture == Mixture(layers=3, experts=8, active=2)
+    assert asked(path="Qwen/Qwen3-30B-A3B@main").mixture == Mixture(layers=48, experts=128, active=8)
+    (note,) = asked(path="/nowhere").notes
+    assert note.startswith("model.path = /nowhere: is not here; ")
+
+
+def test_training_the_draft_counts_with_drafts_alone(measured: Path):
+    """A step of 20 s spends 1 s on the draft. The two probes trained it, as every step did: 3 s are 2 and 1."""
+    args, evidence = edited(measured, draft__trained=1)
+    assert args.train_s == 3 and not args.draft_training and "not told apart" in evidence.notes[0]
+    edited(measured, time__step=20.0, time__generation=math.nan, time__draft_training=0.05)
+    args, evidence = edited(measured)
+    assert (args.train_s, args.draft_training, evidence.notes) == (2, pytest.approx(0.5), ())
+    plain, drafted = (run(point, evidence).stages for point in both(args.point, evidence))
+    assert (plain.train, plain.draft_training, drafted.draft_training) == (2, 0, pytest.approx(1))
+    assert "never probed" in edited(measured, time__train=math.nan)[1].notes[0]
+
+
+def test_an_asynchronous_run(measured: Path):
+    """It has one device for rollouts and three to train, which are idle for 2 of 20 s, and none of the stages."""
+    config = json.loads((measured / "config.json").read_text())
+    config |= {"asynchronous.lag": 1, "mesh.data": 3}
+    (measured / "config.json").write_text(json.dumps(config))
+    stages = dict.fromkeys(("time__train", "time__logprob", "time__prepare", "time__generation"), math.nan)
+    args, evidence = edited(
+        measured, **stages, time__step=20.0, time__training_mesh_idle=2.0, time__rollout_mesh_busy=19.0
+    )
+    assert (args.lag, args.gpus, args.generation_gpus) == (1, 4, 1) and evidence.generation_s == 19
+    assert args.slots == 24 and args.train_s == pytest.approx(18 * 3 / 4)
+    assert run(both(args.point, evidence)[1], evidence).stages.train == pytest.approx(18)
+    alone = replace(args.point, lag=0)
+    assert run(both(alone, evidence)[1], evidence).stages.train == pytest.approx(18 * 3 / 4)
+    elsewhere, _ = read_options("--from-run", str(measured), "--hardware", "h100", "--model", "qwen3-8b")
+    assert (elsewhere.lag, elsewhere.gpus, elsewhere.generation_gpus) == (0, 8, 0)
+
+
 def test_a_draft_length_replaces_the_choice_of_a_run(measured: Path):
     recipe = load_recipe("tiny")
-    rollout = replace(recipe.rollout, draft_length=3, draft_lengths=(0, 1, 3), max_new_tokens=100)
+    rollout = replace(recipe.rollout, draft_length=3, draft_lengths=(0, 1, 3), max_new_tokens=100, group_size=4)
     (measured / "config.json").write_text(json.dumps(as_recorded(replace(recipe, rollout=rollout))))
     automatic, _ = read_options("--from-run", str(measured))
     assert automatic.point.lengths == (0, 1, 3)
@@ -278,11 +403,20 @@ def test_a_run_that_cannot_be_asked(measured: Path):
     with refuses("from_run = ...cost_table.json", ConfigError):
         read_options("--from-run", str(measured))
     (measured / "config.json").write_text("{}")
-    with refuses("config.json: rollout.max_new_tokens = None: ", ConfigError):
+    with refuses("config.json: rollout.draft_length = None: ", ConfigError):
         read_options("--from-run", str(measured))
     write_run(measured, 2)
     with refuses("from_run = ...drafted", ConfigError):
         read_options("--from-run", str(measured))
+
+
+@pytest.mark.slow
+def test_the_example_of_the_page(capsys: pytest.CaptureFixture[str]):
+    """docs/simulator.md shows what its first command prints."""
+    _, command, _, shown, *_ = re.split(r"```(?:bash)?\n", Path("docs/simulator.md").read_text())
+    assert main(command.split()[3:]) == 0
+    said = capsys.readouterr().out
+    assert len(shown.splitlines()) == 4 and all(line in said.splitlines() for line in shown.splitlines())
 
 
 @pytest.mark.slow

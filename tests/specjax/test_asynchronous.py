@@ -66,7 +66,8 @@ class Both:
             state, rollout, metrics = self.asynchronous(state, batch)
             tokens.append(np.asarray(rollout.tokens))
             assert int(metrics["asynchronous/lag"]) == min(lag, number) and metrics["asynchronous/waiting"] == lag
-            assert metrics["time/rollout_mesh_busy"] > 0
+            assert metrics["time/rollout_mesh_busy"] > 0 and metrics["time/reward"] > 0
+            assert self.asynchronous.updated.result().busy_s > 0
             # Networks of several updates are compared by neither alarm.
             assert int(metrics["rollout/logprob_alarm"]) == (not lag) and ("draft/alarm" in metrics) == (not lag)
             idle = metrics["time/rollout_mesh_idle"], metrics["time/training_mesh_idle"]
