@@ -11,7 +11,6 @@ from rich.console import Console
 
 from launch.build.experiment import Experiment, build_experiment
 from launch.build.memory import check_training
-from launch.cli.errors import ConfigError
 from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import make_directory, write_results
@@ -20,7 +19,7 @@ from launch.cli.reads import COMPARE
 from launch.cli.signals import StopSignals
 from launch.cli.unfinished import Unfinished, unfinished_beside
 from launch.comparison.asynchronous import compare_overlap
-from launch.comparison.options import CompareArgs
+from launch.comparison.options import CompareArgs, check_comparable
 from launch.comparison.reward_curves import compare_training
 from launch.comparison.stage_times import print_first_differences, print_stage_times, time_variants
 from launch.comparison.variants import make_variants, round_costs
@@ -39,8 +38,7 @@ def main(argv: list[str]) -> int:
     text = "Time the stages of a training step with and without speculation."
     config, args = parse_run_and(CompareArgs, argv, "python -m launch.compare", text, COMPARE, steps=20, profile_step=0)
     config = join_hosts(config)
-    if not config.draft.proposes:
-        raise ConfigError("draft.kind = none: there is nothing to compare with autoregressive decoding")
+    check_comparable(config)
     if args.plots is not None:
         load_pyplot()
         make_directory("plots", args.plots)

@@ -87,7 +87,7 @@ class TrainState:
     drafting: PyTree | None = None
     adaptation: PyTree | None = None
     ahead: "tuple[Ahead, ...]" = ()
-    carried: "CarriedOver | None" = None
+    carried: "CarryOver | None" = None
 
 
 @pytree
@@ -95,15 +95,14 @@ class Prompts:
     """A batch of prompts.
 
     id:      unique within a batch. The host looks up answers by it, and a prompt's noise is keyed by it.
-    carried: what earlier rollouts wrote of the R sequences (specjax.train.carry_over): a `Rollout` of the fields in
-             `CARRIED`, of length 0 where a sequence begins. The rollout ends before all sequences are done. None: it
-             begins and ends all of them.
+    carried: what earlier rollouts wrote of the sequences (specjax.train.carry_over). The rollout goes on with them, and
+             ends before all are done. None: it begins all sequences and ends them.
     """
 
     tokens: Int[Array, "N P"]
     lengths: Int[Array, "N"]
     id: Int[Array, "N"]
-    carried: "Rollout | None" = None
+    carried: "Carried | None" = None
 
 
 @pytree
@@ -313,19 +312,29 @@ class Ahead:
     drafting: PyTree | None = None
 
 
-# Fields of a `Rollout` that go on in the next one.
-CARRIED = ("tokens", "lengths", "stopped", "law", "full", "writer", "done", "versions")
+@pytree
+class Carried:
+    """What earlier rollouts wrote of R sequences, in the fields of a `Rollout`. Length 0 where a sequence begins."""
+
+    tokens: Int[Array, "R C"]
+    lengths: Int[Array, "R"]
+    stopped: Bool[Array, "R"]
+    law: Float[Array, "R C"]
+    full: Float[Array, "R C"]
+    writer: Int[Array, "R C"]
+    done: Bool[Array, "R"]
+    versions: Int[Array, "R C"]
 
 
 @pytree
-class CarriedOver:
+class CarryOver:
     """Groups that a rollout left unfinished. Each stays in its rows.
 
-    prompts: prompts of that rollout.
-    kept:    bool [N], groups that go on.
-    rollout: its fields `CARRIED`.
+    prompts:   prompts of that rollout.
+    kept:      bool [N], groups that go on.
+    sequences: of all rows, also of those that do not go on.
     """
 
     prompts: Prompts
     kept: Bool[Array, "N"]
-    rollout: Rollout
+    sequences: Carried

@@ -25,6 +25,7 @@ from launch.run.wandb import check_wandb
 from specjax.checkpoint import Checkpointer
 from specjax.cost import Cell
 from specjax.rewards import RewardFn
+from specjax.train.carry_over import check_carry_over
 from specjax.train.config import check_mixture
 from specjax.train.loss import LossInputs, per_token_loss
 from specjax.types import TrainState
@@ -53,14 +54,16 @@ def check_run(experiment: Experiment, continuing: bool) -> list[Cell]:
     check_wandb(config.log.wandb_project)
     with refusing():
         check_mixture(config, experiment.networks.policy)
+        check_carry_over(config.rollout, experiment.networks.drafter)
     check_training(experiment)
     if not continuing:
         check_warmup(experiment)
     if config.distill.steps and not continuing:
         check_distillation(experiment)
     _check_best(config)
-    if config.rollout.function is not None or config.asynchronous.lag is not None:
-        rollout = experiment.trace_rollout(config.rollout, config.data.prompts, experiment.rollout_mesh)
+    traced = config.rollout.function, config.asynchronous.lag, config.rollout.carry_over
+    if any(value is not None for value in traced):
+        rollout = experiment.trace_rollout(config.rollout, config.data.prompts, experiment.rollout_mesh, training=True)
         given = {"model.rollout_dtype": config.model.rollout_dtype, "asynchronous.lag": config.asynchronous.lag}
         for name, value in given.items():
             if value and rollout.full is None:

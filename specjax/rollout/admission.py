@@ -13,7 +13,7 @@ from specjax.drafters.lookup import encode
 from specjax.keys import SeedStep, sequence_keys
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, commit, no_proposal, routes_of
-from specjax.types import Cache, Prompts, Rollout, pytree
+from specjax.types import Cache, Carried, Prompts, Rollout, pytree
 
 # The fields of a `Rollout` that a `RoundState` accumulates.
 BY_TOKEN = "tokens", "law", "full", "draft_outcome", "writer"
@@ -101,7 +101,7 @@ def start_rows(
     sequence: Int[Array, "B"],
     seed_step: SeedStep,
     length: int,
-    carried: Rollout | None = None,
+    carried: Carried | None = None,
 ) -> RoundState:
     """Return rows with their next token: row b is sequence `sequence[b]`, a sample of prompt `prompt[b]` of `kept`.
 
@@ -134,7 +134,7 @@ def start_rows(
     return commit(decoding, state, prefilled.logits, features, no_proposal(rows, policy), noise)
 
 
-def with_carried(state: RoundState, carried: Rollout, rows: Bool[Array, "B"]) -> RoundState:
+def with_carried(state: RoundState, carried: Carried, rows: Bool[Array, "B"]) -> RoundState:
     """Return the state with what earlier rollouts wrote of these rows."""
     more = ((0, 0), (0, state.tokens.shape[1] - carried.tokens.shape[1]))
     written = {name: jnp.pad(getattr(carried, name), more) for name in ("tokens", "law", "full", "writer")}

@@ -14,30 +14,34 @@ from jaxtyping import Array, Int
 from specjax.keys import SeedStep
 from specjax.rollout.admission import Carry, prefill, start_rows, with_carried
 from specjax.rollout.rounds import Decoding, RoundState
-from specjax.types import Prompts, Rollout
+from specjax.types import Carried, Prompts
 
 
-def resume(decoding: Decoding, carry: Carry, prompts: Prompts, carried: Rollout, seed_step: SeedStep) -> Carry:
+def resume(decoding: Decoding, carry: Carry, prompts: Prompts, carried: Carried, seed_step: SeedStep) -> Carry:
     """Return the start of a rollout with the sequences of `carried` in place of those that start there.
 
-    Raises ValueError if sequences wait for slots: all must have a row.
+    Raises ValueError if sequences wait for slots, since all must have a row, and if no rollout leaves any.
     """
     config, state, sequences = decoding.config, carry.state, len(carried.lengths)
+    most = config.left_over(sequences)
+    if not most:
+        raise ValueError(
+            f"carry_over = {config.carry_over}: leaves none of the {sequences} sequences of a data shard to the next "
+            f"step; must be at most {1 - 1 / sequences:.4g}"
+        )
     if carry.queue is not None:
         raise ValueError(
             f"phases = {config.phases}: the first must have at least {sequences} slots with carry_over, one for each "
             "sequence of a data shard"
         )
     state = replace(with_carried(state, carried, carried.done), routes=None)
-    if most := config.left_over(sequences):
-        going_on = (carried.lengths > 0) & ~carried.done
-        rows = jnp.nonzero(going_on, size=most, fill_value=sequences)[0]
-        resumed = _resumed_rows(decoding, state, rows, prompts, carried, seed_step)
-        state = jax.tree.map(lambda old, new: old.at[rows].set(new, mode="drop"), state, resumed)
+    rows = jnp.nonzero((carried.lengths > 0) & ~carried.done, size=most, fill_value=sequences)[0]
+    resumed = _resumed_rows(decoding, state, rows, prompts, carried, seed_step)
+    state = jax.tree.map(lambda old, new: old.at[rows].set(new, mode="drop"), state, resumed)
     return carry._replace(state=state, record=replace(carry.record, routes=None))
 
 
-def left_over(decoding: Decoding, carried: Rollout) -> Int[Array, ""]:
+def left_over(decoding: Decoding, carried: Carried) -> Int[Array, ""]:
     """Return how many sequences this rollout leaves unfinished, of those that it has to generate."""
     sequences = len(carried.lengths)
     table = jnp.array([decoding.config.left_over(count) for count in range(sequences + 1)], jnp.int32)
@@ -49,7 +53,7 @@ def _resumed_rows(
     state: RoundState,
     rows: Int[Array, "B"],
     prompts: Prompts,
-    carried: Rollout,
+    carried: Carried,
     seed_step: SeedStep,
 ) -> RoundState:
     """Return the state of these rows after a prefill of their prompts and tokens, with their next token."""

@@ -6,8 +6,8 @@ under the policy that wrote it, which is all that the importance weight old / mu
 """
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Int
 from specjax.drafters import Drafter
 from specjax.parallel import processes
 from specjax.rollout.plan import RolloutConfig
-from specjax.types import CARRIED, CarriedOver, Prompts, PyTree, Reward, Rollout
+from specjax.types import Carried, CarryOver, Prompts, Reward, Rollout
 
 # (number of prompts, ids that they must not have) -> fresh prompts.
 Take = Callable[[int, frozenset[int]], Prompts]
@@ -38,7 +38,7 @@ def check_carry_over(config: RolloutConfig, drafter: Drafter) -> None:
         )
 
 
-def nothing_carried(config: RolloutConfig, prompts: int, width: int) -> CarriedOver:
+def nothing_carried(config: RolloutConfig, prompts: int, width: int) -> CarryOver:
     """Return the state before the first rollout. width: padded length of the prompts."""
 
     # Separate arrays: a state is donated, and no buffer can be donated twice.
@@ -48,18 +48,16 @@ def nothing_carried(config: RolloutConfig, prompts: int, width: int) -> CarriedO
     rows, columns = prompts * config.group_size, config.max_new_tokens
     by_row = {"lengths": zeros("int32", rows)} | {name: zeros("bool", rows) for name in ("stopped", "done")}
     dtypes = {"tokens": "int32", "law": "float32", "full": "float32", "writer": "int8", "versions": "int32"}
-    rollout = Rollout(**by_row, **{name: zeros(dtype, rows, columns) for name, dtype in dtypes.items()})
+    sequences = Carried(**by_row, **{name: zeros(dtype, rows, columns) for name, dtype in dtypes.items()})
     own = Prompts(zeros("int32", prompts, width), zeros("int32", prompts), zeros("int32", prompts))
-    return CarriedOver(own, zeros("bool", prompts), rollout)
+    return CarryOver(own, zeros("bool", prompts), sequences)
 
 
-def next_prompts(carried: CarriedOver | None, take: Take, count: int) -> Prompts:
-    """Return the `count` prompts of the next step, as numpy arrays: those that go on, in their rows, and fresh ones.
+def next_prompts(carried: CarryOver, take: Take) -> Prompts:
+    """Return the prompts of the next step, as numpy arrays: those that go on, in their rows, and fresh ones.
 
     Waits for the rollout before, which decides how many are fresh.
     """
-    if carried is None:
-        return take(count, frozenset())
     mesh = carried.kept.sharding.mesh  # pyright: ignore[reportAttributeAccessIssue]
     kept, before = processes.fetch_from(mesh, (carried.kept, carried.prompts))
     fresh = take(int(np.sum(~kept)), frozenset(before.id[kept].tolist()))
@@ -72,24 +70,25 @@ def next_prompts(carried: CarriedOver | None, take: Take, count: int) -> Prompts
     return jax.tree.map(put, before, fresh)
 
 
-def with_carried(prompts: Prompts, carried: CarriedOver) -> Prompts:
+def with_carried(prompts: Prompts, carried: CarryOver) -> Prompts:
     """Return the prompts with what earlier rollouts wrote of them. Those with another id than before begin."""
     goes_on = carried.kept & (prompts.id == carried.prompts.id)
-    rows = jnp.repeat(goes_on, len(carried.rollout.lengths) // len(goes_on))
+    rows = jnp.repeat(goes_on, len(carried.sequences.lengths) // len(goes_on))
 
     def keep(x: Array) -> Array:
         return jnp.where(rows.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
 
-    return replace(prompts, carried=jax.tree.map(keep, carried.rollout))
+    return replace(prompts, carried=jax.tree.map(keep, carried.sequences))
 
 
-def with_versions(rollout: Rollout, before: Rollout, version: Int[Array, ""]) -> Rollout:
+def with_versions(rollout: Rollout, before: Carried, version: Int[Array, ""]) -> Rollout:
     """Return the rollout with its versions. before: what it went on with. version: that of its policy.
 
     Raises ValueError if a rollout function of your own leaves out what goes on in the next step.
     """
-    if missing := [name for name in CARRIED if name != "versions" and getattr(rollout, name) is None]:
-        raise ValueError(f"carry_over: the rollout leaves out {missing[0]}, which the next step goes on with")
+    names = [each.name for each in fields(Carried) if each.name != "versions"]
+    if missing := [name for name in names if getattr(rollout, name) is None]:
+        raise ValueError(f"carry_over: the rollout leaves out {missing[0]}, with which the next step goes on")
     column = jnp.arange(rollout.tokens.shape[1])[None]
     versions = jnp.where(column < before.lengths[:, None], before.versions, version)
     return replace(
@@ -120,11 +119,11 @@ def unfinished_groups(rollout: Rollout, groups: int, max_age: int | None) -> Unf
     return Unfinished(unfinished & ~too_old, too_old)
 
 
-def carry(config: RolloutConfig, prompts: Prompts, rollout: Rollout) -> CarriedOver:
+def carry(config: RolloutConfig, prompts: Prompts, rollout: Rollout) -> CarryOver:
     """Return what the next rollout goes on with."""
     kept = unfinished_groups(rollout, len(prompts.lengths), config.max_age).kept
-    fields: dict[str, PyTree] = {name: getattr(rollout, name) for name in CARRIED}
-    return CarriedOver(replace(prompts, carried=None), kept, Rollout(**fields))
+    written: dict[str, Any] = {each.name: getattr(rollout, each.name) for each in fields(Carried)}
+    return CarryOver(replace(prompts, carried=None), kept, Carried(**written))
 
 
 def withhold_rewards(scores: Reward, rollout: Rollout, group_size: int) -> Reward:
@@ -145,11 +144,11 @@ def carry_over_metrics(rollout: Rollout, groups: int, max_age: int | None) -> di
     kept, too_old = unfinished_groups(rollout, groups, max_age)
     whole = jnp.repeat(~kept & ~too_old, len(rollout.lengths) // groups)
     trained = (jnp.arange(rollout.tokens.shape[1])[None] < rollout.lengths[:, None]) & whole[:, None]
-    ages = jnp.where(trained, jnp.max(rollout.versions) - rollout.versions, 0)
+    ages = jnp.where(trained, jnp.max(rollout.versions) - rollout.versions, 0).astype(jnp.float32)
     return {
         "groups/unfinished": jnp.sum(kept),
         "groups/too_old": jnp.sum(too_old),
         "rollout/unfinished": jnp.sum(~rollout.done),
-        "rollout/age_mean": jnp.sum(ages, dtype=jnp.float32) / jnp.sum(trained, dtype=jnp.float32),
+        "rollout/age_mean": jnp.sum(ages) / jnp.sum(trained, dtype=jnp.float32),
         "rollout/age_max": jnp.where(jnp.any(trained), jnp.max(ages), jnp.nan),
     }

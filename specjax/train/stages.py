@@ -28,7 +28,7 @@ from specjax.train.optimizer import make_optimizers
 from specjax.train.selection import drop_truncated, keep_groups, overlong_punishment
 from specjax.train.sums import Sums
 from specjax.train.updates import run_updates
-from specjax.types import CarriedOver, Params, Policy, Prompts, PyTree, Reward, Rollout, TrainState, pytree
+from specjax.types import CarryOver, Params, Policy, Prompts, PyTree, Reward, Rollout, TrainState, pytree
 
 
 @pytree
@@ -83,7 +83,7 @@ class Stages:
         prompts: Prompts,
         step: Array,
         chosen: Choice,
-        carried: CarriedOver | None = None,
+        carried: CarryOver | None = None,
         version: Array | None = None,
     ) -> Rollout:
         """Generate the completions.

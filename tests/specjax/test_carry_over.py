@@ -1,18 +1,42 @@
 """Rollouts that end before their last sequences, and the steps that go on with these."""
 
+import itertools
 from collections import Counter
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from specjax.keys import seed_step
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
 from specjax.testing.exact import completion_law, count_completions, fit
-from specjax.train.carry_over import carry, nothing_carried, with_carried, with_versions
-from specjax.types import CarriedOver, Params, Prompts, Rollout
+from specjax.train.carry_over import (
+    Take,
+    carry,
+    check_carry_over,
+    next_prompts,
+    nothing_carried,
+    with_carried,
+    with_versions,
+)
+from specjax.train.loss import LossConfig
+from specjax.train.state import init_train_state
+from specjax.train.train_step import make_train_step
+from specjax.types import CarryOver, Params, Prompts, PyTree, Rollout
+from tests.specjax.training import (
+    BUDGET,
+    CONFIG,
+    GROUP,
+    count_fives,
+    host_copy,
+    make_prompts,
+    mesh_of,
+    networks,
+    params_on,
+)
 from tests.tiny import ENUMERABLE, WANDERING, World
 
 
@@ -20,7 +44,7 @@ def rollouts(world: World, drafter: str, draft: str, config: RolloutConfig, step
     """Return the rollouts of the same prompts, each of which goes on with what the one before left."""
 
     @jax.jit
-    def run(params: Params, carried: CarriedOver, step: jax.Array) -> tuple[Rollout, CarriedOver]:
+    def run(params: Params, carried: CarryOver, step: jax.Array) -> tuple[Rollout, CarryOver]:
         prompts = with_carried(world.batch, carried)
         rollout = speculative_rollout(
             world.policy, world.drafters[drafter], params, prompts, (jnp.int32(5), step), config
@@ -95,3 +119,98 @@ def test_coupled_tokens_are_a_function_of_the_step_that_wrote_them_and_of_the_pr
                 kept, old = getattr(rollout, name)[row, :start], getattr(before, name)[row, :start]
                 np.testing.assert_array_equal(kept, old, err_msg=name)
         before = rollout
+
+
+# Groups are dropped unless they end within two steps. A gap of other than the newest tokens would raise the alarm.
+CARRYING = replace(CONFIG, rollout=replace(CONFIG.rollout, carry_over=0.5, max_age=1), gap_alarm=1e-4)
+
+
+def test_groups_wait_until_they_are_whole_and_train_once_with_the_log_probs_of_their_writers() -> None:
+    mesh, (policy, drafter) = mesh_of(2, 1, 1), networks()
+    step = make_train_step(policy, drafter, count_fives, CARRYING, mesh)
+    state = init_train_state(params_on(mesh), CARRYING, mesh, prompts=make_prompts().tokens.shape)
+    supply, column = fresh_prompts(), np.arange(BUDGET)[None]
+    taken, trained, dropped, ratios = list[int](), list[int](), list[int](), list[float]()
+
+    @jax.jit
+    def log_probs(params: PyTree, tokens: jax.Array) -> jax.Array:
+        logits = policy.apply(params, tokens, jnp.zeros(len(tokens), jnp.int32)).logits
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), tokens[:, 1:, None], axis=2)
+        return jnp.pad(picked[..., 0], ((0, 0), (1, 0)))
+
+    for number in range(6):
+        before, weights = host_copy(state.carried), host_copy(state.params.policy)
+        prompts = next_prompts(state.carried, supply)
+        taken += prompts.id[~before.kept].tolist()
+        state, rollout, metrics = step(state, prompts)
+        rollout, metrics, kept = host_copy(rollout), host_copy(metrics), host_copy(state.carried.kept)
+
+        # Groups that go on keep their rows and all that was written; samples that had ended are not touched.
+        np.testing.assert_array_equal(prompts.id[before.kept], before.prompts.id[before.kept])
+        going_on = np.repeat(before.kept, GROUP)
+        start = np.where(going_on, before.sequences.lengths, 0)
+        np.testing.assert_array_equal(rollout.carried, start)
+        old = column < start[:, None]
+        new = ~old & (column < rollout.lengths[:, None])
+        for name in ("tokens", "law", "full", "writer", "versions"):
+            kept_values, written = getattr(rollout, name), getattr(before.sequences, name)
+            np.testing.assert_array_equal(kept_values[old], written[old], err_msg=name)
+        assert (rollout.versions[new] == number).all()
+        np.testing.assert_array_equal(new.any(axis=1), ~(going_on & before.sequences.done))
+
+        # A group is trained on when all of it is done, or leaves when it is too old.
+        whole = rollout.done.reshape(-1, GROUP).all(axis=1)
+        np.testing.assert_array_equal(rollout.batch.counted, np.repeat(whole, GROUP))
+        counted = rollout.batch.completion & rollout.batch.counted[:, None]
+        assert not rollout.batch.advantage[~counted].any()
+        too_old = ~whole & (number + 1 - rollout.versions[::GROUP, 0] > 1)
+        np.testing.assert_array_equal(kept, ~whole & ~too_old)
+        assert metrics["groups/unfinished"] == kept.sum() and metrics["groups/too_old"] == too_old.sum()
+        assert metrics["groups/sequences_trained"] == whole.sum() * GROUP and metrics["reward/failed"] == 0
+        assert metrics["rollout/tokens"] == new.sum() and metrics["rollout/unfinished"] == (~rollout.done).sum()
+        trained += prompts.id[whole].tolist()
+        dropped += prompts.id[too_old].tolist()
+
+        # Every token is weighted by the log-prob that it was written with; the alarm reads the newest alone.
+        mu = rollout.batch.mu[rollout.batch.completion]
+        np.testing.assert_array_equal(mu, rollout.full[column < rollout.lengths[:, None]])
+        ratio = np.exp(log_probs(weights, rollout.batch.tokens) - rollout.batch.mu)[counted]
+        assert np.isclose(metrics["ratio/mean"], ratio.mean(), atol=1e-5)
+        ratios.append(ratio.max())
+        assert metrics["rollout/logprob_alarm"] == 0 and metrics["rollout/logprob_gap_max"] < 1e-4
+        ages = (number - rollout.versions)[np.repeat(whole, GROUP)][(old | new)[np.repeat(whole, GROUP)]]
+        assert np.isclose(metrics["rollout/age_mean"], ages.mean()) and metrics["rollout/age_max"] == ages.max() <= 1
+
+    assert dropped and max(ratios) > 1.01
+    # Every prompt that was taken is trained on, dropped, or goes on: once.
+    assert sorted(trained + dropped + prompts.id[kept].tolist()) == taken == list(range(len(taken)))
+
+
+def fresh_prompts() -> Take:
+    """Return endless prompts whose ids are 0, 1, .."""
+    ids, known = itertools.count(), jax.tree.map(np.asarray, make_prompts())
+
+    def take(count: int, used: frozenset[int]) -> Prompts:
+        own = np.array([next(ids) for _ in range(count)], np.int32)
+        return replace(jax.tree.map(lambda x: x[own % len(known.id)], known), id=own)
+
+    return take
+
+
+def test_what_carry_over_cannot_do_is_refused() -> None:
+    carrying = RolloutConfig(group_size=2, carry_over=0.9)
+    assert [carrying.left_over(count) for count in (9, 10, 19, 20)] == [0, 1, 1, 2]
+    refused = [
+        (lambda: RolloutConfig(max_age=2), "max_age = 2: must be None without carry_over"),
+        (lambda: RolloutConfig(carry_over=1.0), "carry_over = 1.0: must be"),
+        (lambda: replace(CONFIG, rollout=carrying, loss=LossConfig(routing="replay")), "routing = replay"),
+        (lambda: check_carry_over(carrying, WANDERING.drafters["either history"]), "with a history lookup"),
+        (lambda: rollouts(WANDERING, "none", "none", replace(carrying, group_size=1), 1), "leaves none of the 6"),
+        (
+            lambda: rollouts(WANDERING, "none", "none", replace(carrying, phases=((5, 9),)), 1),
+            "phases = .*: the first must have at least 12 slots",
+        ),
+    ]
+    for attempt, said in refused:
+        with pytest.raises(ValueError, match=said):
+            attempt()
