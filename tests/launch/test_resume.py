@@ -217,7 +217,8 @@ def test_a_run_goes_on_exactly_with_the_sequences_that_it_carried_over(tmp_path:
     parts, whole = (saved_state(tmp_path / name, 6) for name in ("parts", "whole"))
     assert jax.tree.structure(parts) == jax.tree.structure(whole)
     jax.tree.map(np.testing.assert_array_equal, parts, whole)
-    print([(line["groups/unfinished"], line["groups/too_old"], line["rollout/age_max"]) for line in lines], shown)
+    assert shown[tmp_path / "parts"] == shown[tmp_path / "whole"][3:]
+    assert all(line["groups/unfinished"] for line in lines) and max(line["rollout/age_max"] or 0 for line in lines) == 1
     with refuses("mesh.data = ...: the run to resume has", ConfigError):
         go_on(replace(config, resume=True, mesh=MeshConfig(data=4)))
 

@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 
 from specjax.keys import seed_step
+from specjax.parallel.mesh import MeshConfig, disjoint_mesh
+from specjax.rewards import HostReward
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
 from specjax.testing.exact import completion_law, count_completions, fit
+from specjax.train.asynchronous import AsynchronousStep
 from specjax.train.carry_over import (
     Take,
     carry,
@@ -23,9 +26,11 @@ from specjax.train.carry_over import (
     with_versions,
 )
 from specjax.train.loss import LossConfig
+from specjax.train.stages import Stages
 from specjax.train.state import init_train_state
 from specjax.train.train_step import make_train_step
 from specjax.types import CarryOver, Params, Prompts, PyTree, Rollout
+from tests.specjax.test_split_step import count_fives as count_on_host
 from tests.specjax.training import (
     BUDGET,
     CONFIG,
@@ -184,6 +189,30 @@ def test_groups_wait_until_they_are_whole_and_train_once_with_the_log_probs_of_t
     assert dropped and max(ratios) > 1.01
     # Every prompt that was taken is trained on, dropped, or goes on: once.
     assert sorted(trained + dropped + prompts.id[kept].tolist()) == taken == list(range(len(taken)))
+
+
+@pytest.mark.slow
+def test_sequences_go_on_from_rollout_to_rollout_of_a_mesh_of_their_own() -> None:
+    stages = Stages(*networks(), HostReward(count_on_host), CARRYING, mesh_of(1, 1, 1))
+    step = AsynchronousStep(stages, disjoint_mesh(MeshConfig(), stages.mesh))
+    state = init_train_state(params_on(stages.mesh), CARRYING, stages.mesh, prompts=make_prompts().tokens.shape)
+    supply, column, trained = fresh_prompts(), np.arange(BUDGET)[None], list[int]()
+    state = step.begin(state, next_prompts(state.carried, supply))
+    before = None
+    for number in range(4):
+        own = host_copy(state.ahead[0].prompts)
+        state, rollout, metrics = step(state, next_prompts(state.carried, supply))
+        rollout = host_copy(rollout)
+        old = column < rollout.carried[:, None]
+        new = ~old & (column < rollout.lengths[:, None])
+        # The rollouts of the first two steps are by the networks before the first update.
+        assert (rollout.versions[new] == max(number - 1, 0)).all() and metrics["asynchronous/lag"] == min(number, 1)
+        assert old.any() == (number > 0)
+        for name in ("tokens", "full", "versions"):
+            assert before is None or (getattr(rollout, name)[old] == getattr(before, name)[old]).all()
+        trained += own.id[rollout.done.reshape(-1, GROUP).all(axis=1)].tolist()
+        before = rollout
+    assert trained and len(set(trained)) == len(trained)
 
 
 def fresh_prompts() -> Take:
