@@ -128,13 +128,13 @@ def start_rows(
     )
     position = state.prompt
     if carried is not None:
-        state = replace(with_carried(state, carried, jnp.ones(rows, bool)), prompt=position - carried.lengths)
+        state = replace(put_carried(state, carried, jnp.ones(rows, bool)), prompt=position - carried.lengths)
     noise = decoding.verifier.noise(state.keys, position, 0, policy.vocab_size)
     features = prefilled.features if config.slack > 1 else None
     return commit(decoding, state, prefilled.logits, features, no_proposal(rows, policy), noise)
 
 
-def with_carried(state: RoundState, carried: Carried, rows: Bool[Array, "B"]) -> RoundState:
+def put_carried(state: RoundState, carried: Carried, rows: Bool[Array, "B"]) -> RoundState:
     """Return the state with what earlier rollouts wrote of these rows."""
     more = ((0, 0), (0, state.tokens.shape[1] - carried.tokens.shape[1]))
     written = {name: jnp.pad(getattr(carried, name), more) for name in ("tokens", "law", "full", "writer")}

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax.keys import SeedStep
-from specjax.rollout.admission import Carry, prefill, start_rows, with_carried
+from specjax.rollout.admission import Carry, prefill, start_rows, put_carried
 from specjax.rollout.rounds import Decoding, RoundState
 from specjax.types import Carried, Prompts
 
@@ -20,6 +20,7 @@ from specjax.types import Carried, Prompts
 def resume(decoding: Decoding, carry: Carry, prompts: Prompts, carried: Carried, seed_step: SeedStep) -> Carry:
     """Return the start of a rollout with the sequences of `carried` in place of those that start there.
 
+    A data shard goes on with at most as many as its rollout leaves: its rows must be those of the same shard before.
     Raises ValueError if sequences wait for slots, since all must have a row, and if no rollout leaves any.
     """
     config, state, sequences = decoding.config, carry.state, len(carried.lengths)
@@ -34,7 +35,7 @@ def resume(decoding: Decoding, carry: Carry, prompts: Prompts, carried: Carried,
             f"phases = {config.phases}: the first must have at least {sequences} slots with carry_over, one for each "
             "sequence of a data shard"
         )
-    state = replace(with_carried(state, carried, carried.done), routes=None)
+    state = replace(put_carried(state, carried, carried.done), routes=None)
     rows = jnp.nonzero((carried.lengths > 0) & ~carried.done, size=most, fill_value=sequences)[0]
     resumed = _resumed_rows(decoding, state, rows, prompts, carried, seed_step)
     state = jax.tree.map(lambda old, new: old.at[rows].set(new, mode="drop"), state, resumed)
