@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax.keys import SeedStep
-from specjax.rollout.admission import Carry, prefill, start_rows, put_carried
+from specjax.rollout.admission import Carry, prefill, put_carried, start_rows
 from specjax.rollout.rounds import Decoding, RoundState
 from specjax.types import Carried, Prompts
 
