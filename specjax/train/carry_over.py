@@ -58,8 +58,7 @@ def next_prompts(carried: CarryOver, take: Take) -> Prompts:
 
     Waits for the rollout before, which decides how many are fresh.
     """
-    mesh = carried.kept.sharding.mesh  # pyright: ignore[reportAttributeAccessIssue]
-    kept, before = processes.fetch_from(mesh, (carried.kept, carried.prompts))
+    kept, before = processes.fetch((carried.kept, carried.prompts))
     fresh = take(int(np.sum(~kept)), frozenset(before.id[kept].tolist()))
 
     def put(old: np.ndarray, new: np.ndarray) -> np.ndarray:
