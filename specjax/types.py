@@ -314,7 +314,7 @@ class Ahead:
 
 @pytree
 class Carried:
-    """What earlier rollouts wrote of R sequences, in the fields of a `Rollout`. Length 0 where a sequence begins."""
+    """R sequences as earlier rollouts left them, in the fields of a `Rollout`. Length 0 where a sequence begins."""
 
     tokens: Int[Array, "R C"]
     lengths: Int[Array, "R"]
