@@ -27,12 +27,12 @@ def resume(decoding: Decoding, carry: Carry, prompts: Prompts, carried: Carried,
     most = config.left_over(sequences)
     if not most:
         raise ValueError(
-            f"carry_over = {config.carry_over}: leaves none of the {sequences} sequences of a data shard to the next "
+            f"rollout.carry_over = {config.carry_over}: leaves none of the {sequences} sequences of a data shard to the next "
             f"step; must be at most {1 - 1 / sequences:.4g}"
         )
     if carry.queue is not None:
         raise ValueError(
-            f"phases = {config.phases}: the first must have at least {sequences} slots with carry_over, one for each "
+            f"rollout.phases = {config.phases}: the first must have at least {sequences} slots with carry_over, one for each "
             "sequence of a data shard"
         )
     state = replace(put_carried(state, carried, carried.done), routes=None)

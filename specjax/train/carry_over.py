@@ -34,7 +34,7 @@ def check_carry_over(config: RolloutConfig, drafter: Drafter) -> None:
     """Raise ValueError for a drafter that keeps completions, which carry-over would give it in parts."""
     if config.carry_over is not None and drafter.memory is not None:
         raise ValueError(
-            f"carry_over = {config.carry_over}: must be None with a history lookup, which keeps completions"
+            f"rollout.carry_over = {config.carry_over}: must be None with a history lookup, which keeps completions"
         )
 
 
