@@ -17,6 +17,7 @@ KL, BEST = {"--loss.kl-coefficient": "0.1"}, {"--checkpoint.best": "eval/accurac
 PLAIN = {"--draft.kind": "none", "--rollout.draft-length": "0"}
 
 
+CARRY = {"--rollout.carry-over": "0.5"}
 BITS, UNCORRECTED = {"--model.rollout-dtype": "fp8"}, {"--loss.importance-cap": "None"}
 BYTES = {"--data.tokenizer": "bytes", "--data.chat-template-kwargs": "{}"}
 
