@@ -27,13 +27,13 @@ def resume(decoding: Decoding, carry: Carry, prompts: Prompts, carried: Carried,
     most = config.left_over(sequences)
     if not most:
         raise ValueError(
-            f"rollout.carry_over = {config.carry_over}: leaves none of the {sequences} sequences of a data shard to the "
-            f"next step; must be at most {1 - 1 / sequences:.4g}"
+            f"rollout.carry_over = {config.carry_over}: leaves none of the {sequences} sequences of a data shard to "
+            f"the next step; must be at most {1 - 1 / sequences:.4g}"
         )
     if carry.queue is not None:
         raise ValueError(
-            f"rollout.phases = {config.phases}: the first must have at least {sequences} slots with carry_over, one for "
-            "each sequence of a data shard"
+            f"rollout.phases = {config.phases}: the first must have at least {sequences} slots with carry_over, one "
+            "for each sequence of a data shard"
         )
     state = replace(put_carried(state, carried, carried.done), routes=None)
     rows = jnp.nonzero((carried.lengths > 0) & ~carried.done, size=most, fill_value=sequences)[0]
