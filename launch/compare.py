@@ -11,6 +11,7 @@ from rich.console import Console
 
 from launch.build.experiment import Experiment, build_experiment
 from launch.build.memory import check_training
+from launch.cli.errors import ConfigError
 from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import make_directory, write_results
@@ -19,7 +20,7 @@ from launch.cli.reads import COMPARE
 from launch.cli.signals import StopSignals
 from launch.cli.unfinished import Unfinished, unfinished_beside
 from launch.comparison.asynchronous import compare_overlap
-from launch.comparison.options import CompareArgs, check_comparable
+from launch.comparison.options import CompareArgs
 from launch.comparison.reward_curves import compare_training
 from launch.comparison.stage_times import print_first_differences, print_stage_times, time_variants
 from launch.comparison.variants import make_variants, round_costs
@@ -38,13 +39,14 @@ def main(argv: list[str]) -> int:
     text = "Time the stages of a training step with and without speculation."
     config, args = parse_run_and(CompareArgs, argv, "python -m launch.compare", text, COMPARE, steps=20, profile_step=0)
     config = join_hosts(config)
-    check_comparable(config)
+    if not config.draft.proposes:
+        raise ConfigError("draft.kind = none: there is nothing to compare with autoregressive decoding")
     if args.plots is not None:
         load_pyplot()
         make_directory("plots", args.plots)
     args, config, files = with_step(args), with_commits(config, args.checkpoint), {"json": args.json}
     with StopSignals(console.print) as signals, unfinished_beside(files, signals, config, args) as unfinished:
-        config = replace(config, rollout=replace(config.rollout, draft_lengths=args.lengths))
+        config = replace(config, rollout=replace(config.rollout, carry_over=None, max_age=None, draft_lengths=args.lengths))
         write_results(args.json, compare(build_experiment(config, True, unfinished, True), args, unfinished))
     return 0
 

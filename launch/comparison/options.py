@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from configs.schema import RunConfig
-from launch.cli.errors import ConfigError
 from launch.cli.paths import check_checkpoint, check_writable
 from specjax.checkpoint import Which
 from specjax.options import DraftLength, NonNegative, Options
@@ -42,14 +40,3 @@ class CompareArgs(Options):
     def lengths(self) -> tuple[int, ...]:
         """Return the draft lengths, ascending, starting with 0."""
         return tuple(sorted({0, *self.draft_lengths}))
-
-
-def check_comparable(config: RunConfig) -> None:
-    """Raise ConfigError for a run whose steps cannot be compared one by one."""
-    if not config.draft.proposes:
-        raise ConfigError("draft.kind = none: there is nothing to compare with autoregressive decoding")
-    if (share := config.rollout.carry_over) is not None:
-        raise ConfigError(
-            f"rollout.carry_over = {share}: must be None here; steps are timed alone, and none goes on with another's "
-            "sequences"
-        )

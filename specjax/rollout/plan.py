@@ -37,10 +37,8 @@ class RolloutConfig(Options):
                         never rise: sequences wait for a slot, and the batch shrinks when none wait. Empty: all at once.
         admit:          Slots that must be free before waiting sequences enter; 0: an eighth of the first phase's.
         kept_prompts:   Prompts whose caches are kept while samples of theirs wait; 0: as many as `admit` fills.
-        carry_over:     Share of the sequences after which a rollout of training ends; the others go on in the next
-                        step, under the newer policy, and their groups wait. None: it ends when all are done.
-        max_age:        Most updates between the policies that write the first and the last token of a sequence:
-                        a group that would need more is dropped. None: no limit.
+        carry_over:     End when this share of the sequences is done; the others go on in the next step. None: all.
+        max_age:        Drop groups that go on for more updates. None: never.
     """
 
     group_size: Positive = 8

@@ -245,7 +245,6 @@ def test_the_first_difference_of_two_runs_is_found():
         ({"--json": "nowhere/x.json"}, "json = nowhere/x.json: "),
         ({"--steps": "0"}, "steps = 0: "),
         ({"--draft.kind": "none", "--rollout.draft-length": "0"}, "draft.kind = none: "),
-        ({"--rollout.carry-over": "0.5"}, "rollout.carry_over = 0.5: "),
         ({"--checkpoint": "nowhere"}, "checkpoint = nowhere: "),
         ({"--plots": "here"}, "plots = here: "),
         ({"--train-steps": "-1"}, "train_steps = -1: "),
