@@ -37,7 +37,7 @@ class RolloutConfig(Options):
                         never rise: sequences wait for a slot, and the batch shrinks when none wait. Empty: all at once.
         admit:          Slots that must be free before waiting sequences enter; 0: an eighth of the first phase's.
         kept_prompts:   Prompts whose caches are kept while samples of theirs wait; 0: as many as `admit` fills.
-        carry_over:     End when this share of the sequences is done; the others go on in the next step. None: all.
+        carry_over:     Share of sequences to wait for; others go on in the next step.
         max_age:        Drop groups that go on for more updates. None: never.
     """
 
