@@ -95,7 +95,8 @@ def generic_answers(experiment: Experiment, params: Params, number: int) -> Answ
     ordinary = np.setdiff1d(np.arange(experiment.networks.policy.vocab_size), experiment.tokenizer.stop_tokens)
     lengths = rng.choice([len(row) for row in experiment.train_prompts.rows], number)
     tokens = np.where(np.arange(width) < lengths[:, None], rng.choice(ordinary, (number, width)), 0)
-    prompts = Prompts(*(jnp.asarray(x, jnp.int32) for x in (tokens, lengths, np.arange(number))))
+    tokens, lengths, ids = (jnp.asarray(x, jnp.int32) for x in (tokens, lengths, np.arange(number)))
+    prompts = Prompts(tokens, lengths, ids)
     options = replace(experiment.config.rollout, group_size=1, draft_length=0)
     rollout = make_generate(experiment.networks.policy, NoDrafter(), options, experiment.mesh)(
         params, prompts, seed_step(1, 0)

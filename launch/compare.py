@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
         make_directory("plots", args.plots)
     args, config, files = with_step(args), with_commits(config, args.checkpoint), {"json": args.json}
     with StopSignals(console.print) as signals, unfinished_beside(files, signals, config, args) as unfinished:
-        config = replace(config, rollout=replace(config.rollout, draft_lengths=args.lengths))
+        config = replace(config, rollout=args.rollout(config.rollout))
         write_results(args.json, compare(build_experiment(config, True, unfinished, True), args, unfinished))
     return 0
 

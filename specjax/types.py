@@ -76,6 +76,8 @@ class TrainState:
         drafting:   State from which draft lengths are chosen (specjax.cost.Drafting); None if there is only one length.
         adaptation: State that controls draft training (specjax.train.adaptation); None without a draft to train.
         ahead:      Rollouts that wait for their updates (specjax.train.asynchronous), oldest first; on their own mesh.
+        carried:    Groups that the newest rollout left unfinished (specjax.train.carry_over), on the mesh that
+                    generates. None without carry-over.
     """
 
     step: Int[Array, ""]
@@ -85,18 +87,22 @@ class TrainState:
     drafting: PyTree | None = None
     adaptation: PyTree | None = None
     ahead: "tuple[Ahead, ...]" = ()
+    carried: "CarryOver | None" = None
 
 
 @pytree
 class Prompts:
     """A batch of prompts.
 
-    id: unique within a batch. The host looks up answers by it, and a prompt's noise is keyed by it.
+    id:      unique within a batch. The host looks up answers by it, and a prompt's noise is keyed by it.
+    carried: what earlier rollouts wrote of the sequences (specjax.train.carry_over). The rollout goes on with them, and
+             ends before all are done. None: it begins all sequences and ends them.
     """
 
     tokens: Int[Array, "N P"]
     lengths: Int[Array, "N"]
     id: Int[Array, "N"]
+    carried: "Carried | None" = None
 
 
 @pytree
@@ -227,7 +233,7 @@ class Rollout:
     Attributes:
         tokens:        int32 [R, C], the completion, stop token included; zero from `lengths` on.
         lengths:       int32 [R], 0 .. C.
-        stopped:       bool [R], ended by a stop token (False: by the length budget).
+        stopped:       bool [R], ended by a stop token (False: by the length budget, or not yet).
         law:           float32 [R, C], log-prob of each token under the processed law it was drawn from.
         full:          float32 [R, C], log-prob under temperature alone, which ratios and KL use.
         drafted:       int32 [R, K], number of drafts whose token at position i could be emitted.
@@ -244,6 +250,11 @@ class Rollout:
                        1 rejected, 2 accepted. Only drafts whose acceptance training predicts (`Proposal.predicted`).
                        Filled in together with `drafted`.
         writer:        int8 [R, C], the `Writer` of each token.
+        done:          bool [R], ended. The others go on in the next rollout. Required with carry-over, None without it.
+        carried:       int32 [R], number of tokens that earlier rollouts wrote. Set by the training step; None without
+                       carry-over.
+        versions:      int32 [R, C], for each token, the number of updates that the policy which wrote it had seen.
+                       Set as `carried` is.
         routes:        uint8 or uint16 [R, P + C, M, A], experts of each token of prompt and completion, left-aligned,
                        as the verifying forward chose them. Zero from the last token on, which no forward has seen.
                        None without a mixture of experts.
@@ -266,6 +277,9 @@ class Rollout:
     lookup_counts: Int[Array, "shards 2 K"] | None = None
     draft_outcome: Int[Array, "R C"] | None = None
     writer: Int[Array, "R C"] | None = None
+    done: Bool[Array, "R"] | None = None
+    carried: Int[Array, "R"] | None = None
+    versions: Int[Array, "R C"] | None = None
     routes: Integer[Array, "R P+C M A"] | None = None
     reward: Reward | None = None
     batch: PyTree | None = None
@@ -277,6 +291,11 @@ class Rollout:
         The first token of a row needs none: it comes from the prefill.
         """
         return jnp.maximum(self.lengths - 1, 0) if self.row_rounds is None else self.row_rounds
+
+    @property
+    def written(self) -> Int[Array, "R"]:
+        """Return how many tokens this rollout wrote of each sequence: all but those carried over."""
+        return self.lengths if self.carried is None else self.lengths - self.carried
 
 
 @pytree
@@ -291,3 +310,31 @@ class Ahead:
     rollout: Rollout
     versions: Params
     drafting: PyTree | None = None
+
+
+@pytree
+class Carried:
+    """R sequences as earlier rollouts left them, in the fields of a `Rollout`. Length 0 where a sequence begins."""
+
+    tokens: Int[Array, "R C"]
+    lengths: Int[Array, "R"]
+    stopped: Bool[Array, "R"]
+    law: Float[Array, "R C"]
+    full: Float[Array, "R C"]
+    writer: Int[Array, "R C"]
+    done: Bool[Array, "R"]
+    versions: Int[Array, "R C"]
+
+
+@pytree
+class CarryOver:
+    """Groups that a rollout left unfinished. Each stays in its rows.
+
+    prompts:   prompts of that rollout.
+    kept:      bool [N], groups that go on.
+    sequences: of all rows, also of those that do not go on.
+    """
+
+    prompts: Prompts
+    kept: Bool[Array, "N"]
+    sequences: Carried

@@ -83,6 +83,7 @@ class RunConfig(TrainConfig):
         for name, value, same in (
             ("model.rollout_dtype", self.model.rollout_dtype, None),
             ("asynchronous.lag", self.asynchronous.lag, 0),
+            ("rollout.carry_over", self.rollout.carry_over, None),
         ):
             if value not in (None, same):
                 raise ValueError(f"{name} = {value}: must be {same} without {needed}, to correct for it")

@@ -22,13 +22,15 @@ from launch.data.batches import PromptPipeline, PromptTable, prompt_pipeline
 from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer, Tokenizer
 from specjax import kernels
+from specjax.keys import SeedStep
 from specjax.parallel.mesh import MeshConfig, batch_shards, disjoint_mesh, make_mesh
-from specjax.rollout.generate import RolloutFn, per_shard, prepare
+from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
 from specjax.rollout.plan import Phase, RolloutConfig, lay_out
 from specjax.rollout.speculative import speculative_rollout
 from specjax.train.adaptation import DraftTrainingConfig
+from specjax.train.carry_over import nothing_carried, with_versions
 from specjax.train.loss import LossFn, policy_loss
-from specjax.types import Prompts, Rollout
+from specjax.types import Params, Prompts, Rollout
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,11 @@ class Experiment:
         shapes = (count, self.config.data.max_prompt_tokens), (count,), (count,)
         return Prompts(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes))  # pyright: ignore[reportArgumentType]
 
-    def trace_rollout(self, config: RolloutConfig, prompts: int, mesh: Mesh) -> Rollout:
+    def trace_rollout(self, config: RolloutConfig, prompts: int, mesh: Mesh, training: bool = False) -> Rollout:
         """Return the shapes and dtypes of a rollout of `prompts` prompts. Traces it, compiles and runs nothing.
 
         mesh: devices that generate it: those of training steps are `rollout_mesh`, all others `mesh`.
+        training: it is that of a training step, which alone carries sequences over.
 
         Raises ConfigError if the rollout function raises, or if its tokens or lengths have wrong shapes.
         """
@@ -119,12 +122,18 @@ class Experiment:
         step = jax.ShapeDtypeStruct((), jnp.int32)
         draft_length_indices = jax.ShapeDtypeStruct((phases,), jnp.int32) if config.draft_lengths else None
         generate = per_shard(self.rollout_fn, policy, drafter, config, mesh)
+        batch, carrying = self.abstract_prompts(prompts), training and config.carry_over is not None
+
+        def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
+            before = nothing_carried(config, *prompts.tokens.shape).sequences if carrying else None
+            prepared = prepare(policy, drafter, params)
+            rollout = generate(prepared, replace(prompts, carried=before), seed_step, chosen)
+            return rollout if before is None else with_versions(rollout, before, seed_step[1])
+
         try:
             with jax.set_mesh(mesh):
-                rollout = jax.eval_shape(
-                    lambda params, *others: generate(prepare(policy, drafter, params), *others),
-                    *(replace(params, memory=()), self.abstract_prompts(prompts), (step, step), draft_length_indices),
-                )
+                args = replace(params, memory=()), batch, (step, step), draft_length_indices
+                rollout = jax.eval_shape(run, *args)
         except (TypeError, ValueError) as error:
             name = self.config.rollout.function
             raise ConfigError(str(error) if name is None else f"rollout.function = {name}: {error}") from error

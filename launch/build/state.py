@@ -38,7 +38,7 @@ def abstract_state(experiment: Experiment) -> TrainState:
 def _abstract_ahead(experiment: Experiment, state: TrainState) -> Ahead:
     config, mesh = experiment.config, experiment.rollout_mesh
     rows, everywhere = NamedSharding(mesh, P(BATCH_AXES)), NamedSharding(mesh, P())
-    rollout = experiment.trace_rollout(config.rollout, config.data.prompts, mesh)
+    rollout = experiment.trace_rollout(config.rollout, config.data.prompts, mesh, training=True)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), rollout)
     prompts = abstract_prompts(experiment.abstract_prompts(config.data.prompts), mesh)
     version = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)

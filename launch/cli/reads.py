@@ -26,6 +26,8 @@ _PROBLEMS = (
     *("data.solution_field", "data.answer_after", "data.instruction", "data.tokenizer", "data.system_prompt"),
     *("data.chat_template_kwargs", "data.max_prompt_tokens"),
 )
+# All but carry-over: only runs go on with sequences of an earlier step.
+_ROLLOUT = ("rollout.group_size", "rollout.function", "rollout.verifier", "rollout.law", "rollout.phases")
 _DRAFT_TRAINING = ("draft.loss", "draft.unroll", "draft.decay", "draft_optimizer", "distill", "ladder", "logit_chunk")
 
 EXPORT = (*_PROBLEMS, *_NETWORKS, "out")
@@ -44,11 +46,11 @@ SAME_AS_RUN = tuple(
 EVALUATE = (*GENERATE, "rollout.group_size", "data.prompts", "reward")
 DISTILL = (
     *(*_PROBLEMS, *_NETWORKS, *_DRAFT_TRAINING, "hosts", "out", "allow_truncated_law"),
-    *("draft.rollout_dtype", "rollout", "data.prompts", "eval.prompts", "eval.samples"),
+    *("draft.rollout_dtype", *_ROLLOUT, "data.prompts", "eval.prompts", "eval.samples"),
 )
 COMPARE = (
     *(*_PROBLEMS, *_NETWORKS, *_DRAFT_TRAINING, "hosts", "steps", "cost_table", "microbatches", "reference_every"),
-    *("allow_truncated_law", "model.remat", "data.prompts", "reward", "rollout", "selection", "advantage", "loss"),
+    *("allow_truncated_law", "model.remat", "data.prompts", "reward", "selection", "advantage", "loss", *_ROLLOUT),
     *("model.rollout_dtype", "draft.rollout_dtype", "policy_optimizer", "updates", "draft_training", "warmup"),
     "asynchronous",
 )

@@ -1,7 +1,8 @@
 """The options of launch.compare."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from configs.schema import RolloutOptions
 from launch.cli.paths import check_checkpoint, check_writable
 from specjax.checkpoint import Which
 from specjax.options import DraftLength, NonNegative, Options
@@ -40,3 +41,7 @@ class CompareArgs(Options):
     def lengths(self) -> tuple[int, ...]:
         """Return the draft lengths, ascending, starting with 0."""
         return tuple(sorted({0, *self.draft_lengths}))
+
+    def rollout(self, config: RolloutOptions) -> RolloutOptions:
+        """Return the options of rollouts that choose among all draft lengths and end every sequence."""
+        return replace(config, draft_lengths=self.lengths, carry_over=None, max_age=None)

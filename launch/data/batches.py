@@ -3,9 +3,9 @@
 The id of a prompt is the index of its problem. Filler rows, which only complete a batch, have negative ids.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any
 
 import grain
 import numpy as np
@@ -16,9 +16,6 @@ from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from specjax.parallel.mesh import batch_shards
 from specjax.types import Prompts
-
-# Iterator of batches. `get_state` returns its position as a JSON-serialisable dict; `set_state` restores it.
-PromptPipeline: TypeAlias = grain.DatasetIterator[Prompts]
 
 
 @dataclass(frozen=True)
@@ -66,6 +63,45 @@ class PromptTable:
         return Prompts(tokens=tokens, lengths=lengths, id=self.ids[picks])  # pyright: ignore[reportArgumentType]
 
 
+class PromptPipeline(Iterator[Prompts]):
+    """Endless batches of prompts, or as many prompts as are asked for; each prompt once in an epoch.
+
+    picks: batches of indices into the table. `size`: prompts in each.
+    """
+
+    def __init__(self, table: PromptTable, picks: grain.DatasetIterator[np.ndarray], size: int) -> None:
+        self._table, self._picks, self._size = table, picks, size
+        self._left: list[int] = []
+
+    def __next__(self) -> Prompts:
+        return self.take(self._size)
+
+    def take(self, count: int, used: Collection[int] = ()) -> Prompts:
+        """Return the next `count` prompts, at most a batch. Those of ids in `used` stay for a later call."""
+        taken: dict[int, int] = {}
+        while True:
+            left, self._left = self._left, []
+            for pick in left:
+                number = int(self._table.ids[pick])
+                if len(taken) == count or number in used or number in taken:
+                    self._left.append(pick)
+                else:
+                    taken[number] = pick
+            if len(taken) == count:
+                return self._table.batch(np.array([*taken.values()], np.int64))
+            self._left += next(self._picks).tolist()
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the position, JSON-serialisable."""
+        left = {"left": [*self._left]} if self._left else {}
+        return self._picks.get_state() | left
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Restore a position."""
+        self._left = [*state.get("left", ())]
+        self._picks.set_state({name: value for name, value in state.items() if name != "left"})
+
+
 def prompt_pipeline(table: PromptTable, batch_size: int, seed: int) -> PromptPipeline:
     """Return endless batches of `batch_size` prompts, shuffled in every epoch. `seed` determines the order.
 
@@ -81,7 +117,8 @@ def prompt_pipeline(table: PromptTable, batch_size: int, seed: int) -> PromptPip
         raise ConfigError(f"seed = {seed}: must be between 0 and {2**32 - 1}")
     picks = grain.MapDataset.range(len(table.rows)).shuffle(seed).batch(batch_size, drop_remainder=True).repeat()
     # No threads: padding takes microseconds, and prefetching would make the position inexact.
-    return iter(picks.map(table.batch).to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
+    options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    return PromptPipeline(table, iter(picks.to_iter_dataset(options)), batch_size)
 
 
 def prompts_per_batch(sequences: int, samples: int, prompts: int, mesh: Mesh) -> int:

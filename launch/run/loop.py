@@ -23,6 +23,7 @@ from launch.run.step_timer import Metrics, Step
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
 from specjax.train.asynchronous import AsynchronousStep, MixedVersions
+from specjax.train.carry_over import next_prompts
 from specjax.train.stages import Stages
 from specjax.train.timed_step import ProbeStep
 from specjax.train.train_step import StepResult, TrainStep
@@ -88,13 +89,19 @@ class TrainingLoop:
         """Return the state with the rollouts that an asynchronous run trains on first. A resumed run has them."""
         if isinstance(self.train_step, AsynchronousStep):
             while len(state.ahead) < (self.experiment.config.asynchronous.lag or 0):
-                state = self.train_step.begin(state, next(self.pipeline))
+                state = self.train_step.begin(state, self.next_prompts(state))
         return state
+
+    def next_prompts(self, state: TrainState) -> Prompts:
+        """Return the prompts of the next rollout. With carry-over this waits for the one before it."""
+        if state.carried is None:
+            return next(self.pipeline)
+        return next_prompts(state.carried, self.pipeline.take)
 
     def take_step(self, number: int, state: TrainState) -> TrainState:
         """Take one step on the next prompts, and hand it to the logs."""
         start = time.perf_counter()
-        prompts = next(self.pipeline)
+        prompts = self.next_prompts(state)
         trained = state.ahead[0].prompts if state.ahead else prompts
         data_s = time.perf_counter() - start
         probing, step = self.is_probe(number), self.choose_step(number)

@@ -26,6 +26,7 @@ from specjax.checkpoint import Checkpointer
 from specjax.cost import Cell
 from specjax.parallel import processes
 from specjax.rewards import RewardFn
+from specjax.train.carry_over import check_carry_over
 from specjax.train.config import check_mixture
 from specjax.train.loss import LossInputs, per_token_loss
 from specjax.types import Params, TrainState
@@ -54,14 +55,18 @@ def check_run(experiment: Experiment, continuing: bool) -> list[Cell]:
     check_wandb(config.log.wandb_project)
     with refusing():
         check_mixture(config, experiment.networks.policy)
+        check_carry_over(config.rollout, experiment.networks.drafter)
+    carry_over, lag = config.rollout.carry_over, config.asynchronous.lag
+    if carry_over is not None and lag is not None and processes.count() > 1:
+        raise ConfigError(f"rollout.carry_over = {carry_over}: must be None with asynchronous.lag in several processes")
     check_training(experiment)
     if not continuing:
         check_warmup(experiment)
     if config.distill.steps and not continuing:
         check_distillation(experiment)
     _check_best(config)
-    if config.rollout.function is not None or config.asynchronous.lag is not None:
-        rollout = experiment.trace_rollout(config.rollout, config.data.prompts, experiment.rollout_mesh)
+    if any(value is not None for value in (config.rollout.function, lag, carry_over)):
+        rollout = experiment.trace_rollout(config.rollout, config.data.prompts, experiment.rollout_mesh, training=True)
         given = {"model.rollout_dtype": config.model.rollout_dtype, "asynchronous.lag": config.asynchronous.lag}
         for name, value in given.items():
             if value and rollout.full is None:

@@ -17,13 +17,14 @@ from specjax.types import Prompts
 
 @dataclass(frozen=True)
 class PhaseRun:
-    """Phase `number` of the rollout of `prompts`."""
+    """Phase `number` of the rollout of `prompts`. unfinished: sequences that may be live when the rollout ends."""
 
     decoding: Decoding
     prompts: Prompts
     seed_step: SeedStep
     phases: tuple[Phase, ...]
     number: int
+    unfinished: Int[Array, ""] | None = None
 
     @property
     def phase(self) -> Phase:
@@ -85,8 +86,9 @@ class PhaseRun:
 
     def _has_ended(self, state: RoundState, waiting: Int[Array, ""] | int) -> Bool[Array, ""]:
         """Return whether none waits and the live rows fit a later phase's slots, or a row has outgrown the window."""
-        next_slots = max((later.slots for later in self.phases if later.slots < self.phase.slots), default=0)
-        return ((waiting == 0) & (jnp.sum(~state.done) <= next_slots)) | self._outgrown(state)
+        live = max((later.slots for later in self.phases if later.slots < self.phase.slots), default=0)
+        most = live if self.unfinished is None else jnp.maximum(live, self.unfinished)
+        return ((waiting == 0) & (jnp.sum(~state.done) <= most)) | self._outgrown(state)
 
     def _outgrown(self, state: RoundState) -> Bool[Array, ""]:
         return jnp.any(~state.done & (state.visible > self.phase.window))

@@ -1,12 +1,13 @@
 """Rollout options, and the static phases that follow from them and the number of sequences."""
 
+import math
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from specjax.options import DraftLength, NonNegative, Options, Positive
+from specjax.options import DraftLength, NonNegative, Options, Positive, above, below
 from specjax.sampling import SamplingLaw
 from specjax.verify import Verifier, VerifierName
 
@@ -36,6 +37,8 @@ class RolloutConfig(Options):
                         never rise: sequences wait for a slot, and the batch shrinks when none wait. Empty: all at once.
         admit:          Slots that must be free before waiting sequences enter; 0: an eighth of the first phase's.
         kept_prompts:   Prompts whose caches are kept while samples of theirs wait; 0: as many as `admit` fills.
+        carry_over:     Share of sequences to wait for; others go on in the next step.
+        max_age:        Drop groups that go on for more updates. None: never.
     """
 
     group_size: Positive = 8
@@ -48,6 +51,8 @@ class RolloutConfig(Options):
     phases: tuple[tuple[Positive, Positive], ...] = ()
     admit: NonNegative = 0
     kept_prompts: NonNegative = 0
+    carry_over: Annotated[float, above(0), below(1)] | None = None
+    max_age: Positive | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -56,6 +61,8 @@ class RolloutConfig(Options):
         slots = [slots for slots, _ in self.phases]
         if slots != sorted(slots)[::-1]:
             raise ValueError(f"phases = {self.phases}: must be (slots, window), and slots never rise")
+        if self.max_age is not None and self.carry_over is None:
+            raise ValueError(f"max_age = {self.max_age}: must be None without carry_over")
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -71,6 +78,11 @@ class RolloutConfig(Options):
     def draft_length_in(self, phase: int) -> Int[Array, ""]:
         """Return the draft length of the phase."""
         return jnp.array(self.lengths)[self.length_index(phase)]
+
+    def left_over(self, sequences: int) -> int:
+        """Return how many of so many unfinished sequences a rollout of a data shard leaves to the next one."""
+        # Rounded, because 1 - share is not exact: 0.2 of 10 are 2.
+        return 0 if self.carry_over is None else math.floor(round((1 - self.carry_over) * sequences, 6))
 
     @property
     def slack(self) -> int:
@@ -111,11 +123,12 @@ def lay_out(config: RolloutConfig, sequences: int, prompt_width: int) -> tuple[P
     """Return the phases of one data shard with `sequences` sequences, of prompts padded to `prompt_width`.
 
     Slots are capped at the number of sequences, windows at the longest possible row. Phases of the same slots have
-    rising windows, and the last of them holds any row. Raises ValueError if draft lengths are chosen for another number
-    of phases.
+    rising windows, and the last of them holds any row. With carry-over, each has slots for the rows left over.
+    Raises ValueError if draft lengths are chosen for another number of phases.
     """
     longest = prompt_width + config.max_new_tokens
-    listed = config.phases or ((sequences, longest),)
+    fewest = max(config.left_over(sequences), 1)
+    listed = tuple((max(slots, fewest), window) for slots, window in config.phases or ((sequences, longest),))
     laid = {(min(slots, sequences), min(window, longest)) for slots, window in listed if window >= prompt_width}
     laid |= {(min(slots, sequences), longest) for slots, _ in listed}
     phases = tuple(Phase(slots, window) for slots, window in sorted(laid, key=lambda phase: (-phase[0], phase[1])))

@@ -24,10 +24,11 @@ from specjax.parallel.mesh import BATCH_AXES
 from specjax.rewards import HostReward
 from specjax.rollout.generate import Choice, place
 from specjax.rollout.send import Send, copy_on
+from specjax.train.carry_over import carry
 from specjax.train.overlap import ProgramTimer, Span
 from specjax.train.stages import Stages
 from specjax.train.train_step import StepResult, TrainStep
-from specjax.types import Ahead, Params, Prompts, Reward, Rollout, TrainState
+from specjax.types import Ahead, CarryOver, Params, Prompts, Reward, Rollout, TrainState
 
 
 class MixedVersions(RuntimeError):
@@ -84,7 +85,7 @@ class AsynchronousStep:
         MixedVersions if the networks that generated were not of one update.
         """
         state = self.begin(state, prompts)
-        oldest, *waiting = state.ahead
+        (oldest, *waiting), carried = state.ahead, state.carried
         # The only wait. The rollout after this one is under way.
         start = time.perf_counter()
         rollout, prompts, versions = self._finished(oldest)
@@ -100,22 +101,26 @@ class AsynchronousStep:
         more |= self._metrics(state.step - versions.policy, len(waiting), waited_s)
         start = time.perf_counter()
         train = self._train[bool(waiting)]
-        state, rollout, metrics = train.update(replace(state, ahead=()), prompts, placed, scores)
+        state, rollout, metrics = train.update(replace(state, ahead=(), carried=None), prompts, placed, scores)
         self.updated = self._training.time(start, None, metrics["loss/policy"])
-        return replace(state, ahead=tuple(waiting)), rollout, metrics | more
+        return replace(state, ahead=tuple(waiting), carried=carried), rollout, metrics | more
 
     def begin(self, state: TrainState, prompts: Prompts) -> TrainState:
         """Begin a rollout by the state's networks, for the step after all those that wait. Waits for nothing."""
         start = time.perf_counter()
-        sent = self._sent(replace(state, ahead=()))
+        sent = self._sent(replace(state, ahead=(), carried=None))
         with jax.set_mesh(self._mesh):
             prompts = place(prompts, self._mesh)
+            # Before the first rollout it is where the state was made.
+            carried = processes.place(state.carried, prompts.tokens.sharding)
             # By the training mesh, which is no smaller: nothing may run beside the collectives of several CPU devices.
-            rollout = kernels.finished(self._generate(sent, prompts, np.int32(len(state.ahead))), self._stages.mesh)
+            started = self._generate(sent, prompts, np.int32(len(state.ahead)), carried)
+            rollout, carried = kernels.finished(started, self._stages.mesh)
         self._spans.append(self._rollouts.time(start, sent.versions.policy, rollout.lengths))
         # Copied because the state is donated to the step.
         drafting = None if state.drafting is None else jax.tree.map(jnp.copy, state.drafting)
-        return replace(state, ahead=(*state.ahead, Ahead(prompts, rollout, sent.versions, drafting)))
+        ahead = Ahead(prompts, rollout, sent.versions, drafting)
+        return replace(state, ahead=(*state.ahead, ahead), carried=carried)
 
     def _finished(self, oldest: Ahead) -> tuple[Rollout, Prompts, Params]:
         """Return a rollout that has ended, its prompts and versions: within a process, only versions on the host."""
@@ -162,8 +167,13 @@ class AsynchronousStep:
             return kernels.finished(self._reward(rollout, place(prompts, self._stages.mesh)), self._stages.mesh)
 
 
-def _generate(stages: Stages, sent: Sent, prompts: Prompts, waiting: Int[Array, ""]) -> Rollout:
-    return stages.generate(sent.params, prompts, sent.versions.policy + jnp.int32(waiting), sent.chosen)
+def _generate(
+    stages: Stages, sent: Sent, prompts: Prompts, waiting: Int[Array, ""], carried: CarryOver | None
+) -> tuple[Rollout, CarryOver | None]:
+    """Return a rollout, and what the next one goes on with."""
+    version = sent.versions.policy
+    rollout = stages.generate(sent.params, prompts, version + jnp.int32(waiting), sent.chosen, carried, version)
+    return rollout, None if carried is None else carry(stages.config.rollout, prompts, rollout)
 
 
 def _check(versions: Params) -> None:

@@ -40,6 +40,7 @@ class ScoredSequences(Sequences):
         mu:       float32 [R, S], log-prob of each completion token when it was generated.
         proposed: bool [R, S], completion tokens at which position 1 of a draft was verified.
         accepted: bool [R, S], those of them at which it was accepted.
+        current:  bool [R, S], completion tokens that the newest rollout wrote; None: all.
     """
 
     _: KW_ONLY
@@ -48,6 +49,7 @@ class ScoredSequences(Sequences):
     mu: Float[Array, "R S"] | None = None
     proposed: Bool[Array, "R S"] | None = None
     accepted: Bool[Array, "R S"] | None = None
+    current: Bool[Array, "R S"] | None = None
 
     @property
     def trained(self) -> Bool[Array, "R S"]:
@@ -89,6 +91,9 @@ def join_completions(prompts: Prompts, rollout: Rollout, reward: Float[Array, "R
     if rollout.routes is not None and rollout.routes.shape[:2] != tokens.shape:
         raise ValueError(f"routes: of shape {rollout.routes.shape}; must begin with {tokens.shape}, the rows' shape")
     column, end = jnp.arange(tokens.shape[1])[None], (start + rollout.lengths)[:, None]
+    current = None
+    if rollout.carried is not None:
+        current = (column >= (start + rollout.carried)[:, None]) & (column < end)
     return ScoredSequences(
         tokens=jnp.where(column < end, place(tokens, rollout.tokens), 0),
         completion=(column >= start[:, None]) & (column < end),
@@ -97,6 +102,7 @@ def join_completions(prompts: Prompts, rollout: Rollout, reward: Float[Array, "R
         mu=None if rollout.full is None else place(jnp.zeros(tokens.shape, jnp.float32), rollout.full),
         proposed=proposed,
         accepted=accepted,
+        current=current,
         routes=rollout.routes,
     )
 

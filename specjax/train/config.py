@@ -79,6 +79,8 @@ class TrainConfig(Options):
                 f"overlong_buffer = {self.selection.overlong_buffer}: must be at most the length budget, "
                 f"max_new_tokens = {self.rollout.max_new_tokens}"
             )
+        if self.rollout.carry_over is not None and loss.routing == "replay":
+            raise ValueError("routing = replay: must be recompute with carry_over, which does not carry routes over")
         check_ladder(self.ladder)
         if self.rollout.law.truncates and not self.allow_truncated_law:
             raise ValueError(

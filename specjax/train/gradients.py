@@ -177,7 +177,8 @@ def weighted_policy_loss(
         router = sum_routing(output.routing, batch, balance_weight)
         if context.loss.router_aux_loss_coef:
             loss += context.loss.router_aux_loss_coef * router.balance
-    sums = sum_policy(*jax.lax.stop_gradient((inputs, loss, entropy, each.metrics)), context.loss)
+    current = None if batch.current is None else batch.current[:, 1:]
+    sums = sum_policy(*jax.lax.stop_gradient((inputs, loss, entropy, each.metrics)), context.loss, current)
     sums = sums._replace(router=jax.lax.stop_gradient(router))
     return loss, (jax.lax.stop_gradient(output), sums)
 

@@ -15,16 +15,17 @@ SEQUENCE_GAP_FACTOR = 10
 
 def rollout_metrics(rollout: Rollout) -> Metrics:
     """Return the metrics of a rollout. Statistics that it does not carry are left out; means of nothing are NaN."""
-    tokens = _total(rollout.lengths)
-    metrics = {
-        "rollout/tokens": tokens,
-        "rollout/length_mean": tokens / len(rollout.lengths),
-        "rollout/length_max": jnp.max(rollout.lengths),
-    }
-    if rollout.stopped is not None:
-        metrics["rollout/truncated"] = _total(~rollout.stopped) / len(rollout.stopped)
-        # Nothing, or nothing but a stop token.
-        metrics["rollout/empty"] = jnp.sum((rollout.lengths <= 1) & rollout.stopped)
+    tokens, lengths = _total(rollout.written), rollout.lengths
+    metrics = {"rollout/tokens": tokens}
+    if rollout.done is None:
+        metrics["rollout/length_mean"] = tokens / len(lengths)
+        metrics["rollout/length_max"] = jnp.max(lengths)
+        if rollout.stopped is not None:
+            metrics["rollout/truncated"] = _total(~rollout.stopped) / len(rollout.stopped)
+            # Nothing, or nothing but a stop token.
+            metrics["rollout/empty"] = jnp.sum((lengths <= 1) & rollout.stopped)
+    else:
+        metrics |= _ended_metrics(rollout)
     if rollout.loop_rounds is not None:
         metrics["rollout/rounds"] = jnp.max(jnp.sum(rollout.loop_rounds, axis=-1))
     if rollout.loop_rounds is not None and rollout.draft_length is not None:
@@ -32,7 +33,7 @@ def rollout_metrics(rollout: Rollout) -> Metrics:
         metrics["rollout/draft_length"] = drafted / _total(rollout.loop_rounds)
     if rollout.row_rounds is not None:
         # The first token of a row comes from its prefill, not from a verification.
-        verified = tokens - _total(rollout.lengths > 0)
+        verified = tokens - _total(rollout.written > 0)
         metrics["rollout/acceptance_length"] = verified / _total(rollout.row_rounds)
     if rollout.accepted is not None and rollout.drafted is not None:
         rates = _total(rollout.accepted, axis=0) / _total(rollout.drafted, axis=0)
@@ -41,13 +42,18 @@ def rollout_metrics(rollout: Rollout) -> Metrics:
 
 
 def reward_metrics(
-    reward: Reward, equal: Bool[Array, "N"], counted: Bool[Array, "K"], punishment: Float[Array, "R"]
+    reward: Reward,
+    equal: Bool[Array, "N"],
+    counted: Bool[Array, "K"],
+    punishment: Float[Array, "R"],
+    withheld: Bool[Array, "R"] | None = None,
 ) -> Metrics:
     """Return statistics of the scored sequences; NaN if there are none.
 
     equal:      True for groups whose rewards are all equal.
     counted:    True for those of the selected sequences that train the policy.
     punishment: added to the reward of each sequence for its length.
+    withheld:   True for sequences that are not scored because their group is unfinished; None: none.
     """
     scored = jnp.isfinite(reward.value)
     count = _total(scored)
@@ -60,7 +66,7 @@ def reward_metrics(
         "reward/mean": mean,
         "reward/std": jnp.sqrt(variance),
         "reward/accuracy": jnp.sum(jnp.where(scored, reward.correct, 0.0)) / count,
-        "reward/failed": jnp.sum(~scored),
+        "reward/failed": jnp.sum(~scored if withheld is None else ~scored & ~withheld),
         "reward/overlong": jnp.sum(jnp.where(scored, punishment, 0.0)) / count,
         "groups/zero_variance": jnp.sum(equal),
         "groups/sequences_trained": jnp.sum(counted),
@@ -94,7 +100,8 @@ def update_metrics(
         "groups/sequences_with_advantage": jnp.sum(jnp.any(batch.trained & (batch.advantage != 0), axis=1)),
     }
     if batch.mu is not None:
-        gap, compared = first.policy.gap / first.policy.tokens, first.policy.tokens > 0
+        tokens, sequences = first.policy.compared
+        gap, compared = first.policy.gap / tokens, tokens > 0
         sequence_gap = first.policy.sequence_gap_max
         # Written so that a NaN gap raises the alarm.
         sound = gap <= gap_alarm
@@ -105,7 +112,7 @@ def update_metrics(
             "ratio/max": jnp.where(policy.tokens > 0, policy.ratio_max, jnp.nan),
             "rollout/logprob_gap_mean": gap,
             "rollout/logprob_gap_max": jnp.where(compared, first.policy.gap_max, jnp.nan),
-            "rollout/sequence_logprob_gap_mean": first.policy.sequence_gap / first.policy.sequences,
+            "rollout/sequence_logprob_gap_mean": first.policy.sequence_gap / sequences,
             "rollout/sequence_logprob_gap_max": jnp.where(compared, sequence_gap, jnp.nan),
             "rollout/logprob_alarm": (compared & ~sound).astype(jnp.int32),
         }
@@ -125,6 +132,19 @@ def update_metrics(
         metrics["draft/skipped"] = report.skipped.draft
         metrics["draft/trained"] = jnp.asarray(train_draft, jnp.int32)
     return metrics | {f"loss/{name}": value / policy.tokens for name, value in policy.metrics.items()}
+
+
+def _ended_metrics(rollout: Rollout) -> Metrics:
+    """Return lengths and ends of the sequences that ended in this rollout; those of others are not known yet."""
+    assert rollout.done is not None and rollout.stopped is not None
+    ended, lengths = rollout.done & (rollout.written > 0), rollout.lengths
+    count = _total(ended)
+    return {
+        "rollout/length_mean": _total(jnp.where(ended, lengths, 0)) / count,
+        "rollout/length_max": jnp.max(jnp.where(ended, lengths, 0)),
+        "rollout/truncated": _total(ended & ~rollout.stopped) / count,
+        "rollout/empty": jnp.sum(ended & (lengths <= 1) & rollout.stopped),
+    }
 
 
 def _total(x: Array, axis: int | None = None) -> Array:

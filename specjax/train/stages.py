@@ -18,6 +18,7 @@ from specjax.train.adaptation import adapt, draft_is_due, replay_rows
 from specjax.train.advantage import group_advantages, token_advantages, zero_variance
 from specjax.train.anchors import with_keys
 from specjax.train.batch import ScoredSequences, Sequences, TrainBatch, join_completions
+from specjax.train.carry_over import carry, carry_over_metrics, whole_groups, with_carried, with_versions
 from specjax.train.config import TrainConfig
 from specjax.train.gradients import LossContext, accumulate, log_probs_of
 from specjax.train.ladder import sort_rows
@@ -27,7 +28,7 @@ from specjax.train.optimizer import make_optimizers
 from specjax.train.selection import drop_truncated, keep_groups, overlong_punishment
 from specjax.train.sums import Sums
 from specjax.train.updates import run_updates
-from specjax.types import Params, Policy, Prompts, PyTree, Reward, Rollout, TrainState, pytree
+from specjax.types import CarryOver, Params, Policy, Prompts, PyTree, Reward, Rollout, TrainState, pytree
 
 
 @pytree
@@ -76,10 +77,28 @@ class Stages:
         return None if state.drafting is None else choose(state.drafting, self.config.rollout.lengths)
 
     @jax.named_scope("generate")
-    def generate(self, params: Params, prompts: Prompts, step: Array, chosen: Choice) -> Rollout:
-        """Generate the completions; chosen: the draft length of each phase, as an index."""
-        rollout = per_shard(self.rollout_fn, self.policy, self.drafter, self.config.rollout, self.mesh)
-        return rollout(params, prompts, (jnp.int32(self.config.seed), step), chosen)
+    def generate(
+        self,
+        params: Params,
+        prompts: Prompts,
+        step: Array,
+        chosen: Choice,
+        carried: CarryOver | None = None,
+        version: Array | None = None,
+    ) -> Rollout:
+        """Generate the completions.
+
+        step:    keys the noise. chosen: the draft length of each phase, as an index.
+        carried: groups of the rollout before that go on; None without carry-over.
+        version: number of updates that the policy has seen; None: as many as `step`.
+        """
+        generate = per_shard(self.rollout_fn, self.policy, self.drafter, self.config.rollout, self.mesh)
+        if carried is not None:
+            prompts = with_carried(prompts, carried)
+        rollout = generate(params, prompts, (jnp.int32(self.config.seed), step), chosen)
+        if prompts.carried is None:
+            return rollout
+        return with_versions(rollout, prompts.carried, step if version is None else version)
 
     @jax.named_scope("reward")
     def reward(self, rollout: Rollout, prompts: Prompts) -> Reward:
@@ -102,7 +121,10 @@ class Stages:
             raise ValueError("loss.routing = replay: the rollout has no routes; must be recompute")
         if selection.drop_truncated:
             sequences = drop_truncated(sequences, rollout)
-        equal = zero_variance(scores.value, config.rollout.group_size)
+        equal, withheld = zero_variance(scores.value, config.rollout.group_size), None
+        if rollout.done is not None:
+            whole = whole_groups(rollout.done, len(equal))
+            equal, withheld = equal & whole, ~jnp.repeat(whole, config.rollout.group_size)
         if selection.groups:
             sequences = keep_groups(sequences, equal, selection.groups, self.mesh)
         rows, parts = len(sequences.tokens) // batch_shards(self.mesh), config.updates.minibatches * config.microbatches
@@ -111,7 +133,8 @@ class Stages:
                 f"minibatches x microbatches = {parts}: must divide the {rows} sequences of a data shard that train"
             )
         trained = jnp.any(sequences.trained, axis=1)
-        return sequences, rollout_metrics(rollout) | reward_metrics(scores, equal, trained, punishment)
+        metrics = rollout_metrics(rollout) | carry_over_metrics(rollout, len(equal), config.rollout.max_age)
+        return sequences, metrics | reward_metrics(scores, equal, trained, punishment, withheld)
 
     @jax.named_scope("logprob")
     def logprob(self, state: TrainState, sequences: ScoredSequences) -> LogProbs:
@@ -184,10 +207,15 @@ class Stages:
         return state, metrics | acceptance
 
     def remember(self, state: TrainState, prompts: Prompts, rollout: Rollout, metrics: Metrics) -> TrainState:
-        """Return the state with drafter memory and draft-length statistics updated. metrics: those of `update`."""
+        """Return the state with what the rollout leaves: drafter memory, carry-over, draft-length statistics.
+
+        metrics: those of `update`.
+        """
         if self.drafter.memory is not None:
             memory = self.drafter.memory.remember(state.params.memory, prompts, rollout)
             state = replace(state, params=replace(state.params, memory=memory))
+        if state.carried is not None:
+            state = replace(state, carried=carry(self.config.rollout, prompts, rollout))
         if state.drafting is None:
             return state
         predicted = metrics.get("draft/predicted_acceptance")

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from specjax.cost import Seconds, init_drafting
 from specjax.parallel.mesh import BATCH_AXES
 from specjax.train.adaptation import init_adaptation
+from specjax.train.carry_over import nothing_carried
 from specjax.train.config import TrainConfig
 from specjax.train.optimizer import moment_shardings
 from specjax.train.stages import optimizers_of
@@ -30,7 +31,7 @@ def init_train_state(
     with_reference: keep a copy of the current policy as the reference for KL.
     seconds:        seconds of a round, for each phase that `lay_out` returns and each of the rollout's draft_lengths;
                     required if draft_lengths is set.
-    prompts:        (prompts per step, padded width); required if rollouts are replayed.
+    prompts:        (prompts per step, padded width); required if rollouts are replayed, and with carry-over.
     """
     abstract = abstract_train_state(params, config, mesh, with_reference, seconds, prompts)
     made = replace(abstract, params=None)
@@ -82,6 +83,7 @@ def abstract_train_state(
         reference=None if state.reference is None else like(state.reference, own.policy),
         drafting=placed(state.drafting, everywhere),
         adaptation=adaptation,
+        carried=placed(state.carried, NamedSharding(mesh, P(BATCH_AXES))),
     )
 
 
@@ -93,7 +95,11 @@ def _initial(
     seconds: Seconds | None,
 ) -> TrainState:
     """Return the state before the first step, wherever the compiler places it."""
-    rows = None
+    rows, carried, rollout = None, None, config.rollout
+    if rollout.carry_over is not None:
+        if prompts is None:
+            raise ValueError(f"carry_over = {rollout.carry_over}: the shape of the prompts must be given")
+        carried = nothing_carried(rollout, *prompts)
     if prompts is not None:
         groups = config.selection.groups or prompts[0]
         rows = groups * config.rollout.group_size, prompts[1] + config.rollout.max_new_tokens
@@ -105,4 +111,5 @@ def _initial(
         reference=jax.tree.map(jnp.copy, params.policy) if with_reference else None,
         drafting=None if seconds is None else init_drafting(config.rollout.draft_lengths, seconds),
         adaptation=init_adaptation(config.draft_training, rows) if jax.tree.leaves(params.draft) else None,
+        carried=carried,
     )

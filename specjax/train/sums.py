@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from specjax.drafters.base import Anchors, DraftLoss, at_anchors
 from specjax.train.batch import TrainBatch
@@ -30,6 +30,8 @@ class PolicySums(NamedTuple):
         sequence_gap_max: The largest.
         metrics:          Those of the loss function, by its names.
         router:           Those of the routers; None without a mixture of experts.
+        current:          Number of tokens and of sequences that gaps are measured of: those of the newest rollout. None
+                          without carry-over: all.
     """
 
     tokens: Array
@@ -45,6 +47,12 @@ class PolicySums(NamedTuple):
     sequence_gap_max: Array
     metrics: dict[str, Array]
     router: RouterSums | None = None
+    current: tuple[Array, Array] | None = None
+
+    @property
+    def compared(self) -> tuple[Array, Array]:
+        """Return the number of tokens and of sequences that gaps are measured of."""
+        return (self.tokens, self.sequences) if self.current is None else self.current
 
 
 class DraftSums(NamedTuple):
@@ -89,11 +97,22 @@ def reduce_sums(parts: Sums) -> Sums:
 
 
 def sum_policy(
-    inputs: LossInputs, loss: Array, entropy: Float[Array, "R T"], metrics: dict[str, Array], config: LossConfig
+    inputs: LossInputs,
+    loss: Array,
+    entropy: Float[Array, "R T"],
+    metrics: dict[str, Array],
+    config: LossConfig,
+    current: Bool[Array, "R T"] | None = None,
 ) -> PolicySums:
-    """Sum what a microbatch reports of the policy."""
-    gap = inputs.theta - inputs.mu
-    sequence_gap = jnp.abs(jnp.sum(gap, axis=1))
+    """Sum what a microbatch reports of the policy. current: tokens of the newest rollout; None: all."""
+    gap = compared = inputs.theta - inputs.mu
+    counts = None
+    if current is not None:
+        # Policies of several versions differ for no fault.
+        current &= inputs.mask
+        compared, rows = jnp.where(current, gap, 0.0), jnp.any(current, axis=1)
+        counts = jnp.sum(current, dtype=jnp.float32), jnp.sum(rows, dtype=jnp.float32)
+    sequence_gap = jnp.abs(jnp.sum(compared, axis=1))
     ratio = jnp.where(inputs.mask, jnp.exp(gap), 0.0)
     kl = jnp.float32(0)
     if inputs.reference is not None:
@@ -106,11 +125,12 @@ def sum_policy(
         entropy=jnp.sum(jnp.where(inputs.mask, entropy, 0.0)),
         ratio=jnp.sum(ratio),
         ratio_max=jnp.max(ratio),
-        gap=jnp.sum(jnp.abs(gap)),
-        gap_max=jnp.max(jnp.abs(gap)),
+        gap=jnp.sum(jnp.abs(compared)),
+        gap_max=jnp.max(jnp.abs(compared)),
         sequence_gap=jnp.sum(sequence_gap),
         sequence_gap_max=jnp.max(sequence_gap),
         metrics=jax.tree.map(jnp.sum, metrics),
+        current=counts,
     )
 
 

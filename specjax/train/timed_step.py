@@ -12,6 +12,7 @@ from specjax import kernels
 from specjax.rewards import HostReward
 from specjax.rollout.generate import Choice, gathered_shardings, place
 from specjax.train.batch import ScoredSequences, TrainBatch
+from specjax.train.carry_over import withhold_rewards
 from specjax.train.metrics import Metrics
 from specjax.train.stages import LogProbs, Stages
 from specjax.train.train_step import StepResult
@@ -80,7 +81,7 @@ class StagedStep:
             prompts = place(prompts, stages.mesh)
             params, seconds["prepare"] = self.prepare(state)
             rollout, seconds["generation"] = self._timed(
-                "generate", stages.generate, params, prompts, state.step, chosen, pure=True
+                "generate", stages.generate, params, prompts, state.step, chosen, state.carried, pure=True
             )
             # Free the gathered copy, as the fused program has done by now: meshes are chosen for its memory.
             del params
@@ -88,6 +89,7 @@ class StagedStep:
                 scores, scoring_s = self._timed.on_host(stages.reward, rollout, prompts)
             else:
                 scores, scoring_s = self._timed("reward", stages.reward, rollout, prompts)
+            scores = withhold_rewards(scores, rollout, stages.config.rollout.group_size)
             (sequences, metrics), selecting_s = self._timed("select", stages.select, rollout, prompts, scores)
             seconds["reward"] = scoring_s + selecting_s
             log_probs, seconds["logprob"] = self._timed("logprob", stages.logprob, state, sequences)
@@ -133,15 +135,16 @@ class ProbeStep:
             prompts = place(prompts, self._mesh)
             params, _ = self._step.prepare(state)
             self._timed.start()
-            plain, plain_s = self._timed("generate", self._generate_plain, params, prompts, state.step, None, pure=True)
+            args = params, prompts, state.step, None, state.carried
+            plain, plain_s = self._timed("generate", self._generate_plain, *args, pure=True)
             del params
         (state, rollout, metrics), seconds = self._step(state, prompts)
-        speed = int(rollout.lengths.sum()) / seconds["generation"]
+        speed = int(rollout.written.sum()) / seconds["generation"]
         times: dict[str, Any] = {f"time/{stage}": value for stage, value in seconds.items()}
         times |= {
             "time/step": sum(seconds.values()),
             "perf/generation_tokens_per_s": speed,
-            "perf/speedup_vs_autoregressive": speed / (int(plain.lengths.sum()) / plain_s),
+            "perf/speedup_vs_autoregressive": speed / (int(plain.written.sum()) / plain_s),
         }
         return state, rollout, metrics | times
 

@@ -17,6 +17,7 @@ from specjax.parallel.mesh import BATCH_AXES
 from specjax.rewards import HostReward, RewardFn
 from specjax.rollout.generate import RolloutFn, abstract_prompts, place
 from specjax.rollout.speculative import speculative_rollout
+from specjax.train.carry_over import check_carry_over, withhold_rewards
 from specjax.train.config import TrainConfig, check_groups, check_mixture
 from specjax.train.loss import LossFn, policy_loss
 from specjax.train.metrics import Metrics
@@ -112,10 +113,11 @@ class TrainStep:
 
     def _generate(self, state: TrainState, prompts: Prompts) -> Rollout:
         stages = self._stages
-        return stages.generate(stages.prepare(state.params), prompts, state.step, stages.choose(state))
+        return stages.generate(stages.prepare(state.params), prompts, state.step, stages.choose(state), state.carried)
 
     def _update(self, state: TrainState, prompts: Prompts, rollout: Rollout, scores: Reward) -> StepResult:
         stages = self._stages
+        scores = withhold_rewards(scores, rollout, stages.config.rollout.group_size)
         sequences, metrics = stages.select(rollout, prompts, scores)
         batch = stages.advantage(sequences, stages.logprob(state, sequences))
         state, losses = stages.update(state, batch)
@@ -149,4 +151,5 @@ def make_train_step(
     """
     check_groups(config)
     check_mixture(config, policy)
+    check_carry_over(config.rollout, drafter)
     return TrainStep(Stages(policy, drafter, reward_fn, config, mesh, rollout_fn, loss_fn))

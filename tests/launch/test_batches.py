@@ -54,6 +54,19 @@ def test_every_epoch_is_another_permutation_by_the_seed():
     assert ids(prompt_pipeline(numbers(12), 4, seed=1), 9) == batches != ids(prompt_pipeline(numbers(12), 4, seed=2), 9)
 
 
+def test_prompts_are_taken_once_in_an_epoch_and_those_in_use_are_taken_later():
+    pipeline, other = (prompt_pipeline(numbers(6), 3, seed=0) for _ in range(2))
+    taken, used = [], []
+    for count in [3, 1, 2, 0, 3, 2, 1] * 4:
+        batch = pipeline.take(count, used[:2]).id.tolist()
+        assert len({*batch, *used[:2]}) == count + len(used[:2])
+        other.set_state(json.loads(json.dumps(pipeline.get_state())))
+        taken, used = taken + batch, batch
+    assert other.take(3).id.tolist() == pipeline.take(3).id.tolist()
+    # 48 prompts are 8 epochs of 6. One that was in use may have its turn yet to come.
+    assert max(counts := [taken.count(number) for number in range(6)]) - min(counts) <= 2
+
+
 def test_ids_are_unique_in_a_batch_across_epochs():
     batches = ids(prompt_pipeline(numbers(7), 4, seed=0), 50)
     assert all(len(set(batch)) == 4 for batch in batches)

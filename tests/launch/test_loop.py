@@ -58,7 +58,7 @@ class Recorder:
             unfinished=SimpleNamespace(remove=lambda: self.removed.append(self.number)),
         )
         logs = RunLogs(directory, events, samples, StepTimer(self._log), fakes.skipped, fakes.signals)
-        state: Any = SimpleNamespace(params=None, drafting=None, ahead=())
+        state: Any = SimpleNamespace(params=None, drafting=None, ahead=(), carried=None)
         self.loop = TrainingLoop(
             fakes.experiment,
             Start(state, start_step, None),

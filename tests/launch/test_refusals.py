@@ -17,6 +17,7 @@ KL, BEST = {"--loss.kl-coefficient": "0.1"}, {"--checkpoint.best": "eval/accurac
 PLAIN = {"--draft.kind": "none", "--rollout.draft-length": "0"}
 
 
+CARRY = {"--rollout.carry-over": "0.5"}
 BITS, UNCORRECTED = {"--model.rollout-dtype": "fp8"}, {"--loss.importance-cap": "None"}
 BYTES = {"--data.tokenizer": "bytes", "--data.chat-template-kwargs": "{}"}
 
@@ -59,6 +60,11 @@ BYTES = {"--data.tokenizer": "bytes", "--data.chat-template-kwargs": "{}"}
         ),
         ({"--asynchronous.rollout-mesh.data": "2"}, "asynchronous.rollout_mesh = (2, 1, 1, 1):...asynchronous.lag"),
         ({"--asynchronous.lag": "8", "--steps": "8"}, "asynchronous.lag = 8:...steps = 8"),
+        (CARRY | UNCORRECTED, "rollout.carry_over = 0.5:...None...importance_cap"),
+        (CARRY | {"--draft.lookup.kind": "history"}, "rollout.carry_over = 0.5:...history"),
+        (CARRY | {"--rollout.phases": "4 40"}, "rollout.phases = ((4, 40),):...16"),
+        ({"--rollout.carry-over": "0.99"}, "rollout.carry_over = 0.99:...16...0.9375"),
+        ({"--rollout.max-age": "2"}, "rollout.max_age = 2:...carry_over"),
         (PLAIN | {"--draft.rollout-dtype": "int8"}, "draft.rollout_dtype = int8:...None...none"),
         ({"--draft.vocab-size": "100"}, "draft_vocab_size = 100:...9"),
         ({"--draft.kind": "none"}, "rollout.draft_length = 2:...0...draft.kind"),

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +37,7 @@ from launch.train import train
 from models.config import DecoderConfig
 from specjax.cost import Cell
 from specjax.parallel.mesh import MeshConfig
+from specjax.rewards import HostReward
 from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.updates import UpdateConfig
@@ -204,6 +206,51 @@ def test_an_asynchronous_run_that_was_killed_in_a_step_goes_on_exactly(tmp_path:
     parts, whole = (saved_state(tmp_path / name, 6) for name in ("parts", "whole"))
     jax.tree.map(np.testing.assert_array_equal, parts, whole)
     assert len([path for path, _ in jax.tree.leaves_with_path(whole) if "versions" in jax.tree_util.keystr(path)]) == 4
+
+
+@pytest.mark.parametrize("lag", [None, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_run_goes_on_exactly_with_the_sequences_that_it_carried_over(tmp_path: Path, lag: int | None):
+    """The reward is the host's, so that a step is two programs. Prompts that wait for another step are in the save."""
+    config = replace(
+        CONFIG,
+        out=str(tmp_path / "whole"),
+        mesh=MeshConfig(data=2 if lag is None else 1),
+        asynchronous=AsynchronousConfig(lag=lag),
+        draft=DraftConfig(kind="model", architecture=SHAPE),
+        rollout=RolloutOptions(group_size=2, max_new_tokens=8, draft_length=2, carry_over=0.5, max_age=1),
+        data=replace(CONFIG.data, prompts=4),
+        draft_training=DraftTrainingConfig(every=2),
+    )
+    shown: dict[Path, list[tuple[int, ...]]] = {}
+
+    def go_on(config: RunConfig) -> list[dict[str, Any]]:
+        directory, seen = Path(config.out or ""), list[tuple[int, ...]]()
+
+        def score(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            seen.append(tuple(ids.tolist()))
+            count = (tokens % 2).sum(axis=1).astype(np.float32)
+            return count, (count > 2).astype(np.float32)
+
+        reward = HostReward(score)
+        with open_run(config) as opened:
+            experiment = build_experiment(config, asynchronous=True)
+            assert train(experiment, opened, StopSignals(print), Unfinished(), reward, odd) == 0
+        shown[directory] = seen
+        return metrics(directory)
+
+    lines = go_on(config)
+    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    shutil.rmtree(tmp_path / "parts" / "checkpoints" / "6")
+    for line, other in zip(lines, go_on(replace(config, out=str(tmp_path / "parts"), resume=True)), strict=True):
+        for name in line:
+            assert name.startswith(("time/", "perf/")) or line[name] == other[name], f"{name} of step {line['step']}"
+    parts, whole = (saved_state(tmp_path / name, 6) for name in ("parts", "whole"))
+    assert jax.tree.structure(parts) == jax.tree.structure(whole)
+    jax.tree.map(np.testing.assert_array_equal, parts, whole)
+    assert shown[tmp_path / "parts"][:3] == shown[tmp_path / "whole"][3:6]
+    assert all(line["groups/unfinished"] for line in lines) and max(line["rollout/age_max"] or 0 for line in lines) == 1
+    with refuses("mesh.data = ...: the run to resume has", ConfigError):
+        go_on(replace(config, resume=True, mesh=MeshConfig(data=4)))
 
 
 @pytest.mark.slow

@@ -1,0 +1,245 @@
+"""Rollouts that end before their last sequences, and the steps that go on with these."""
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.keys import seed_step
+from specjax.parallel.mesh import MeshConfig, disjoint_mesh
+from specjax.rewards import HostReward
+from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.speculative import speculative_rollout
+from specjax.testing.exact import completion_law, count_completions, fit
+from specjax.train.asynchronous import AsynchronousStep
+from specjax.train.carry_over import (
+    Take,
+    carry,
+    check_carry_over,
+    next_prompts,
+    nothing_carried,
+    with_carried,
+    with_versions,
+)
+from specjax.train.loss import LossConfig
+from specjax.train.stages import Stages
+from specjax.train.state import init_train_state
+from specjax.train.train_step import make_train_step
+from specjax.types import CarryOver, Params, Prompts, PyTree, Rollout
+from tests.specjax.test_split_step import count_fives as count_on_host
+from tests.specjax.training import (
+    BUDGET,
+    CONFIG,
+    GROUP,
+    count_fives,
+    host_copy,
+    make_prompts,
+    mesh_of,
+    networks,
+    params_on,
+)
+from tests.tiny import ENUMERABLE, WANDERING, World
+
+
+def rollouts(world: World, drafter: str, draft: str, config: RolloutConfig, steps: int) -> list[Rollout]:
+    """Return the rollouts of the same prompts, each of which goes on with what the one before left."""
+
+    @jax.jit
+    def run(params: Params, carried: CarryOver, step: jax.Array) -> tuple[Rollout, CarryOver]:
+        prompts = with_carried(world.batch, carried)
+        rollout = speculative_rollout(
+            world.policy, world.drafters[drafter], params, prompts, (jnp.int32(5), step), config
+        )
+        rollout = with_versions(rollout, prompts.carried, step)
+        return rollout, carry(config, world.batch, rollout)
+
+    found, (count, width) = [], world.batch.tokens.shape
+    carried = nothing_carried(config, count, width)
+    for step in range(steps):
+        rollout, carried = run(world.params(draft), carried, jnp.int32(step))
+        # Also those groups that are whole, so that every row has one completion in the end.
+        carried = replace(carried, prompts=world.batch, kept=jnp.ones_like(carried.kept))
+        found.append(jax.tree.map(np.asarray, rollout))
+    return found
+
+
+def test_a_completion_that_several_rollouts_write_has_the_exact_law() -> None:
+    """Rows that end early are short. If one of them were drawn again, the law would be another."""
+    world, budget = ENUMERABLE, 5
+    config = RolloutConfig(
+        group_size=100_000, max_new_tokens=budget, draft_length=2, stop_tokens=world.stops, carry_over=0.2
+    )
+    parts = rollouts(world, "table", "none", config, 8)
+    assert parts[-1].done.all() and np.unique(parts[-1].versions).size >= 3
+    (prompt,) = world.prompts
+    cells = completion_law(world.logits, prompt, world.vocab, world.stops, budget, config.law)
+    result = fit(Counter(count_completions(parts[-1])), cells)
+    assert result.passes and result.power > 0.9, result
+
+
+def test_coupled_tokens_are_a_function_of_the_step_that_wrote_them_and_of_the_prefix() -> None:
+    """Each part is that of plain decoding in the same step, whose prompt is all that was there before."""
+    world, group = WANDERING, 3
+    plain = RolloutConfig(
+        group_size=group, max_new_tokens=12, draft_length=0, stop_tokens=world.stops, verifier="coupled"
+    )
+    width, rows = world.batch.tokens.shape[1], len(world.prompts) * group
+    # Phases shrink the batch to fewer slots than are left over, and hold longer rows than some that go on.
+    drafted = replace(plain, draft_length=2, carry_over=0.6, phases=((rows, 6), (rows, 12), (3, width + 12)))
+    first, *later = rollouts(world, "eagle3", "random", drafted, 3)
+    assert 3 < (~first.done).sum() <= drafted.left_over(rows) == 7
+    unbroken = world.rollout("none", "none", plain, seed_step(5, 0))
+    column, reached = np.arange(12)[None], first.lengths[:, None]
+    np.testing.assert_array_equal(first.tokens, np.where(column < reached, unbroken.tokens, 0))
+    np.testing.assert_allclose(first.full, np.where(column < reached, unbroken.full, 0), atol=1e-4)
+
+    @jax.jit
+    def decode(prompts: Prompts, step: jax.Array) -> Rollout:
+        run = jnp.int32(5), step
+        params = world.params("none")
+        return speculative_rollout(world.policy, world.drafters["none"], params, prompts, run, plain)
+
+    owner, before = np.arange(rows) // group, first
+    for step, rollout in enumerate(later, 1):
+        np.testing.assert_array_equal(rollout.carried, before.lengths)
+        going_on = ~before.done
+        assert going_on.any() and (rollout.lengths[going_on] > before.lengths[going_on]).all()
+        texts = np.zeros((rows, width + 12), np.int32)
+        for row in range(rows):
+            text = (*world.prompts[owner[row]], *before.tokens[row, : before.lengths[row]])
+            texts[row, : len(text)] = text
+        ends = np.array([len(world.prompts[prompt]) for prompt in owner]) + before.lengths
+        rest = decode(Prompts(jnp.asarray(texts), jnp.asarray(ends), world.batch.id[owner]), jnp.int32(step))
+        for row, start in enumerate(before.lengths):
+            end, sample = rollout.lengths[row], row * group + row % group
+            np.testing.assert_array_equal(rollout.tokens[row, start:end], rest.tokens[sample, : end - start])
+            np.testing.assert_allclose(rollout.full[row, start:end], rest.full[sample, : end - start], atol=1e-4)
+            np.testing.assert_array_equal(rollout.versions[row, start:end], step)
+            # What earlier rollouts wrote is kept, to the bit.
+            for name in ("tokens", "law", "full", "writer", "versions"):
+                kept, old = getattr(rollout, name)[row, :start], getattr(before, name)[row, :start]
+                np.testing.assert_array_equal(kept, old, err_msg=name)
+        before = rollout
+
+
+# Groups are dropped unless they end within two steps. A gap of other than the newest tokens would raise the alarm.
+CARRYING = replace(CONFIG, rollout=replace(CONFIG.rollout, carry_over=0.5, max_age=1), gap_alarm=1e-4)
+
+
+def test_groups_wait_until_they_are_whole_and_train_once_with_the_log_probs_of_their_writers() -> None:
+    mesh, (policy, drafter) = mesh_of(2, 1, 1), networks()
+    step = make_train_step(policy, drafter, count_fives, CARRYING, mesh)
+    state = init_train_state(params_on(mesh), CARRYING, mesh, prompts=make_prompts().tokens.shape)
+    supply, column = fresh_prompts(), np.arange(BUDGET)[None]
+    taken, trained, dropped, ratios = list[int](), list[int](), list[int](), list[float]()
+
+    @jax.jit
+    def log_probs(params: PyTree, tokens: jax.Array) -> jax.Array:
+        logits = policy.apply(params, tokens, jnp.zeros(len(tokens), jnp.int32)).logits
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), tokens[:, 1:, None], axis=2)
+        return jnp.pad(picked[..., 0], ((0, 0), (1, 0)))
+
+    for number in range(6):
+        before, weights = host_copy(state.carried), host_copy(state.params.policy)
+        prompts = next_prompts(state.carried, supply)
+        taken += prompts.id[~before.kept].tolist()
+        state, rollout, metrics = step(state, prompts)
+        rollout, metrics, kept = host_copy(rollout), host_copy(metrics), host_copy(state.carried.kept)
+
+        # Groups that go on keep their rows and all that was written; samples that had ended are not touched.
+        np.testing.assert_array_equal(prompts.id[before.kept], before.prompts.id[before.kept])
+        going_on = np.repeat(before.kept, GROUP)
+        start = np.where(going_on, before.sequences.lengths, 0)
+        np.testing.assert_array_equal(rollout.carried, start)
+        old = column < start[:, None]
+        new = ~old & (column < rollout.lengths[:, None])
+        for name in ("tokens", "law", "full", "writer", "versions"):
+            kept_values, written = getattr(rollout, name), getattr(before.sequences, name)
+            np.testing.assert_array_equal(kept_values[old], written[old], err_msg=name)
+        assert (rollout.versions[new] == number).all()
+        np.testing.assert_array_equal(new.any(axis=1), ~(going_on & before.sequences.done))
+
+        # A group is trained on when all of it is done, or leaves when it is too old.
+        whole = rollout.done.reshape(-1, GROUP).all(axis=1)
+        np.testing.assert_array_equal(rollout.batch.counted, np.repeat(whole, GROUP))
+        counted = rollout.batch.completion & rollout.batch.counted[:, None]
+        assert not rollout.batch.advantage[~counted].any()
+        too_old = ~whole & (number + 1 - rollout.versions[::GROUP, 0] > 1)
+        np.testing.assert_array_equal(kept, ~whole & ~too_old)
+        assert metrics["groups/unfinished"] == kept.sum() and metrics["groups/too_old"] == too_old.sum()
+        assert metrics["groups/sequences_trained"] == whole.sum() * GROUP and metrics["reward/failed"] == 0
+        assert metrics["rollout/tokens"] == new.sum() and metrics["rollout/unfinished"] == (~rollout.done).sum()
+        trained += prompts.id[whole].tolist()
+        dropped += prompts.id[too_old].tolist()
+
+        # Every token is weighted by the log-prob that it was written with; the alarm reads the newest alone.
+        mu = rollout.batch.mu[rollout.batch.completion]
+        np.testing.assert_array_equal(mu, rollout.full[column < rollout.lengths[:, None]])
+        ratio = np.exp(log_probs(weights, rollout.batch.tokens) - rollout.batch.mu)[counted]
+        assert np.isclose(metrics["ratio/mean"], ratio.mean(), atol=1e-5)
+        ratios.append(ratio.max())
+        assert metrics["rollout/logprob_alarm"] == 0 and metrics["rollout/logprob_gap_max"] < 1e-4
+        ages = (number - rollout.versions)[np.repeat(whole, GROUP)][(old | new)[np.repeat(whole, GROUP)]]
+        assert np.isclose(metrics["rollout/age_mean"], ages.mean()) and metrics["rollout/age_max"] == ages.max() <= 1
+
+    assert dropped and max(ratios) > 1.01
+    # Every prompt that was taken is trained on, dropped, or goes on: once.
+    assert sorted(trained + dropped + prompts.id[kept].tolist()) == taken == list(range(len(taken)))
+
+
+@pytest.mark.slow
+def test_sequences_go_on_from_rollout_to_rollout_of_a_mesh_of_their_own() -> None:
+    stages = Stages(*networks(), HostReward(count_on_host), CARRYING, mesh_of(1, 1, 1))
+    step = AsynchronousStep(stages, disjoint_mesh(MeshConfig(), stages.mesh))
+    state = init_train_state(params_on(stages.mesh), CARRYING, stages.mesh, prompts=make_prompts().tokens.shape)
+    supply, column, trained = fresh_prompts(), np.arange(BUDGET)[None], list[int]()
+    state = step.begin(state, next_prompts(state.carried, supply))
+    before = None
+    for number in range(4):
+        own = host_copy(state.ahead[0].prompts)
+        state, rollout, metrics = step(state, next_prompts(state.carried, supply))
+        rollout = host_copy(rollout)
+        old = column < rollout.carried[:, None]
+        new = ~old & (column < rollout.lengths[:, None])
+        # The rollouts of the first two steps are by the networks before the first update.
+        assert (rollout.versions[new] == max(number - 1, 0)).all() and metrics["asynchronous/lag"] == min(number, 1)
+        assert old.any() == (number > 0)
+        for name in ("tokens", "full", "versions"):
+            assert before is None or (getattr(rollout, name)[old] == getattr(before, name)[old]).all()
+        trained += own.id[rollout.done.reshape(-1, GROUP).all(axis=1)].tolist()
+        before = rollout
+    assert trained and len(set(trained)) == len(trained)
+
+
+def fresh_prompts() -> Take:
+    """Return endless prompts whose ids are 0, 1, .."""
+    ids, known = itertools.count(), jax.tree.map(np.asarray, make_prompts())
+
+    def take(count: int, used: frozenset[int]) -> Prompts:
+        own = np.array([next(ids) for _ in range(count)], np.int32)
+        return replace(jax.tree.map(lambda x: x[own % len(known.id)], known), id=own)
+
+    return take
+
+
+def test_what_carry_over_cannot_do_is_refused() -> None:
+    carrying = RolloutConfig(group_size=2, carry_over=0.9)
+    assert [carrying.left_over(count) for count in (9, 10, 19, 20)] == [0, 1, 1, 2]
+    refused = [
+        (lambda: RolloutConfig(max_age=2), "max_age = 2: must be None without carry_over"),
+        (lambda: RolloutConfig(carry_over=1.0), "carry_over = 1.0: must be"),
+        (lambda: replace(CONFIG, rollout=carrying, loss=LossConfig(routing="replay")), "routing = replay"),
+        (lambda: check_carry_over(carrying, WANDERING.drafters["either history"]), "with a history lookup"),
+        (lambda: rollouts(WANDERING, "none", "none", replace(carrying, group_size=1), 1), "leaves none of the 6"),
+        (
+            lambda: rollouts(WANDERING, "none", "none", replace(carrying, phases=((5, 9),)), 1),
+            "phases = .*: the first must have at least 12 slots",
+        ),
+    ]
+    for attempt, said in refused:
+        with pytest.raises(ValueError, match=said):
+            attempt()
