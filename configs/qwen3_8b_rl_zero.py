@@ -27,7 +27,7 @@ Minimum mesh: 8 GPUs of 141 GB along `tensor`, with XLA_PYTHON_CLIENT_MEM_FRACTI
 - gradients: 4; their sum over microbatches: 4
 - bfloat16 copy: 2
 - caches: 37
-- total as `launch.plan` counts it for H200: 87 to generate, 41 to update
+- total as `launch.plan` counts it for H200: 52 to generate, 41 to update
 """
 
 from configs.schema import (

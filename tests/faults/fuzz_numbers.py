@@ -101,7 +101,7 @@ PROGRAMS = {
         "launch.generate:params_of",
     ),
     "compare": Program(COMPARE, "launch.comparison.options:CompareArgs", (), "launch.compare:trained_networks"),
-    "plan": Program(TRAIN, "launch.plan.options:PlanArgs", ("--plan.gpu", "cpu"), "launch.plan.programs:Plan.programs"),
+    "plan": Program(TRAIN, "launch.plan.options:PlanArgs", ("--plan.gpu", "cpu"), "launch.plan.plan:plan_program"),
     "diagnose": Program(
         DIAGNOSE,
         "launch.diagnosis.options:DiagnoseArgs",
