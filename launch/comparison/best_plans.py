@@ -129,7 +129,8 @@ def check_plans(experiment: Experiment) -> None:
 def _plan_config(experiment: Experiment, slots: int) -> RolloutConfig:
     # Phases before the last may decode at draft length 0.
     lengths = (0, *sorted(set(experiment.config.speedup.draft_lengths)))
-    return replace(experiment.config.rollout, draft_lengths=lengths, phases=shrinking(slots))
+    whole = replace(experiment.config.rollout, carry_over=None, max_age=None)
+    return replace(whole, draft_lengths=lengths, phases=shrinking(slots))
 
 
 def shrinking(slots: int) -> tuple[tuple[int, int], ...]:

@@ -63,7 +63,8 @@ class Sampler:
         rollout = experiment.config.rollout
         # Automatic draft lengths are chosen for training batches. The draft length does not change the distribution.
         self.draft_length = 0 if isinstance(drafter, NoDrafter) else rollout.draft_length
-        self.rollout = replace(rollout, group_size=samples, draft_length=self.draft_length, draft_lengths=())
+        whole = replace(rollout, carry_over=None, max_age=None)
+        self.rollout = replace(whole, group_size=samples, draft_length=self.draft_length, draft_lengths=())
         # Evaluate the policy that is trained, not an 8-bit copy of it for rollouts.
         policy = replace(experiment.networks.policy, eight_bit=None)
         self._generate = make_generate(policy, drafter, self.rollout, experiment.mesh, experiment.rollout_fn)

@@ -38,8 +38,8 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
         raise ConfigError(f"asynchronous.lag = {config.asynchronous.lag}: must be None, no asynchronous run is planned")
     experiment = abstract_experiment(config, mesh)
     console.print(describe(config, args.plan, mesh))
-    within = replace(args.plan, gpus=None)
-    programs: dict[ProgramName, Planned] = {name: plan_program(config, within, name) for name in get_args(ProgramName)}
+    placed = replace(args.plan, gpus=None)
+    programs: dict[ProgramName, Planned] = {name: plan_program(config, placed, name) for name in get_args(ProgramName)}
     capacity = None if args.plan.gpu == "cpu" else HARDWARE[args.plan.gpu].memory
     times = [] if args.plan.gpu == "cpu" else round_times(experiment, HARDWARE[args.plan.gpu])
     tables = *memory_table(programs, capacity), "", *traffic_table(programs), "", *work(programs, mesh)
@@ -52,7 +52,7 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
             console.print(f"{name} does not fit" + "; compiled with one option changed:" * args.plan.alternatives)
             if args.plan.alternatives:
                 experts = experiment.networks.policy.mixture is not None
-                tried += compare(config, within, name, each.total, experts)
+                tried += compare(config, placed, name, each.total, experts)
     write_results(args.json, provenance("launch.plan") | as_json(config, args.plan, programs, times, tried))
 
 

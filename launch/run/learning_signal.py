@@ -9,7 +9,14 @@ from launch.run.step_timer import Step
 # Steps in a row without an advantage before the first warning. Each warning doubles the number for the next.
 PATIENCE = 5
 ADVANTAGES = "groups/sequences_with_advantage"
-CAUSES = ("reward/failed", "reward/mean", "rollout/truncated", "groups/zero_variance")
+CAUSES = (
+    "reward/failed",
+    "reward/mean",
+    "rollout/truncated",
+    "groups/zero_variance",
+    "groups/unfinished",
+    "groups/too_old",
+)
 
 
 class LearningSignal:
@@ -50,7 +57,10 @@ def nothing_learnt(config: RunConfig, steps: Sequence[Mapping[str, float]]) -> s
         cut += ", and dropped: raise it, or set selection.drop_truncated = False"
     else:
         cut += ": raise it"
+    unfinished, too_old = (_mean(steps, name) / groups for name in ("groups/unfinished", "groups/too_old"))
     causes = [
+        (unfinished, "of the groups were not finished: raise rollout.carry_over, or lower rollout.group_size"),
+        (too_old, "of the groups were dropped for their age: raise rollout.max_age or rollout.carry_over"),
         (failed, "of the completions could not be scored: look for errors of reward.scorer, raise reward.time_limit_s"),
         (truncated, f"of the completions {cut}"),
         (

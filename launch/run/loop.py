@@ -100,6 +100,9 @@ class TrainingLoop:
 
     def take_step(self, number: int, state: TrainState) -> TrainState:
         """Take one step on the next prompts, and hand it to the logs."""
+        if state.carried is not None and not isinstance(self.train_step, AsynchronousStep):
+            # What goes on is a result of the whole step before.
+            self.logs.timer.wait()
         start = time.perf_counter()
         prompts = self.next_prompts(state)
         trained = state.ahead[0].prompts if state.ahead else prompts

@@ -39,12 +39,13 @@ class SampleLog:
 
         The line is {"step", "budget", "lengths": [..], "completions": [{"prompt", "answer", "reward", "stopped",
         "pieces": [[text, specjax.types.Writer], ..]}, ..]}. Completions of different prompts come first. Unknown values
-        are null: the reward of a sample that was not scored, writers that a custom rollout function does not report.
+        are null: the reward of a sample that was not scored, `stopped` of one that goes on in the next step, writers
+        that a custom rollout function does not report.
         """
         # Indexed on the host: a program of the prompts' mesh would wait for the rollout under way there, and a process
         # without a device of the mesh has nothing to index.
         rewards = None if rollout.reward is None else rollout.reward.value
-        columns = rollout.tokens, rollout.writer, rollout.stopped, rewards
+        columns = rollout.tokens, rollout.writer, rollout.stopped, rewards, rollout.done
         lengths, ids, (tokens, *others) = processes.fetch((rollout.lengths, prompts.id, columns))
         group, budget = len(lengths) // len(ids), rollout.tokens.shape[1]
         rows = np.arange(len(lengths)).reshape(-1, group).T.ravel()[: self._experiment.config.log.samples]
@@ -60,7 +61,14 @@ class SampleLog:
                 file.write(json.dumps(line) + "\n")
 
     def _completion(
-        self, problem: int, length: int, tokens: np.ndarray, writers: np.ndarray | None, stopped: Any, reward: Any
+        self,
+        problem: int,
+        length: int,
+        tokens: np.ndarray,
+        writers: np.ndarray | None,
+        stopped: Any,
+        reward: Any,
+        done: Any,
     ) -> dict[str, Any]:
         texts = token_texts(self._experiment.tokenizer, tokens[:length].tolist())
         written_by = [None] * length if writers is None else writers[:length].tolist()
@@ -69,6 +77,6 @@ class SampleLog:
             "prompt": prompt_text(asked.prompt),
             "answer": asked.answer,
             "reward": float(reward) if reward is not None and np.isfinite(reward) else None,
-            "stopped": None if stopped is None else bool(stopped),
+            "stopped": None if stopped is None or done is not None and not done else bool(stopped),
             "pieces": [list(piece) for piece in zip(texts, written_by, strict=True)],
         }

@@ -35,6 +35,8 @@ def read_evidence(directory: Path) -> tuple[dict[str, Any], Evidence]:
     config, accepted = flat(run.config), _acceptance_by_position(run)
     if not accepted.size:
         raise ConfigError(f"from_run = {directory}: no step has drafted, so that acceptance is not known")
+    if (share := config.get("rollout.carry_over")) is not None:
+        raise ConfigError(f"from_run = {directory}: its rollout.carry_over = {share}; must be None, or lengths are cut")
     lengths = [float(length) for sample in run.samples[-LAST:] for length in sample["lengths"]]
     found: dict[str, Any] = {
         "hardware": MEASURED,

@@ -33,7 +33,7 @@ class Found(NamedTuple):
     changes:    what a sweep changed.
     answer:     that of the point itself.
     samples:    inputs drawn from their ranges, with their answers.
-    intervals:  those of samples,  by name of the result (MEASURES).
+    intervals:  those of samples, by name of the result (MEASURES).
     driver:     the input on which the step's speed-up depends most; None if on no input.
     refused:    why there is no answer; the others are None then.
     """

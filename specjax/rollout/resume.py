@@ -1,10 +1,11 @@
-"""Sequences that earlier rollouts began, put into their rows: finished ones as they are, others to go on.
+"""Continue sequences that earlier rollouts began. Finished ones keep their rows, others are prefilled and decoded.
 
 An unfinished sequence needs one forward over its prompt and tokens, under the networks of this rollout. It is then
 decoded as if all of that were its prompt, so that the drafters need not know. Its next tokens follow the law of these
 networks after its prefix; their noise is keyed by this step.
 """
 
+import math
 from dataclasses import replace
 
 import jax
@@ -28,7 +29,7 @@ def resume(decoding: Decoding, carry: Carry, prompts: Prompts, carried: Carried,
     if not most:
         raise ValueError(
             f"rollout.carry_over = {config.carry_over}: leaves none of the {sequences} sequences of a data shard to "
-            f"the next step; must be at most {1 - 1 / sequences:.4g}"
+            f"the next step; must be at most {math.floor(1e4 * (1 - 1 / sequences)) / 1e4}"
         )
     if carry.queue is not None:
         raise ValueError(

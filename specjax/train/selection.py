@@ -48,18 +48,18 @@ def drop_truncated(sequences: ScoredSequences, rollout: Rollout) -> ScoredSequen
     return replace(sequences, counted=sequences.counted & rollout.stopped)
 
 
-def keep_groups(sequences: ScoredSequences, equal: Bool[Array, "N"], groups: int, mesh: Mesh) -> ScoredSequences:
-    """Return the rows of the first `groups` groups that are not `equal`, padded with other groups that do not count.
+def keep_groups(sequences: ScoredSequences, unusable: Bool[Array, "N"], groups: int, mesh: Mesh) -> ScoredSequences:
+    """Return the rows of the first `groups` groups that are not `unusable`, padded with other groups that do not count.
 
     Groups are chosen over all data shards, so that the choice does not depend on the mesh; their rows may move between
     shards. Rows that do not count get no reward and enter no statistics. Raises ValueError if the groups do not divide
     over the shards, or if there are fewer.
     """
-    shards, size = batch_shards(mesh), len(sequences.tokens) // len(equal)
-    if groups % shards or groups > len(equal):
-        raise ValueError(f"groups = {groups}: must be a multiple of {shards} data shards, and at most {len(equal)}")
-    kept = jnp.argsort(equal, stable=True)[:groups]
-    counts = jnp.repeat(~equal[kept], size)
+    shards, size = batch_shards(mesh), len(sequences.tokens) // len(unusable)
+    if groups % shards or groups > len(unusable):
+        raise ValueError(f"groups = {groups}: must be a multiple of {shards} data shards, and at most {len(unusable)}")
+    kept = jnp.argsort(unusable, stable=True)[:groups]
+    counts = jnp.repeat(~unusable[kept], size)
     rows = (kept[:, None] * size + jnp.arange(size)[None]).ravel()
     chosen = jax.tree.map(lambda x: x[rows], sequences)
     chosen = replace(chosen, counted=chosen.counted & counts, reward=jnp.where(counts, chosen.reward, jnp.nan))

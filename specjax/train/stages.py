@@ -121,12 +121,14 @@ class Stages:
             raise ValueError("loss.routing = replay: the rollout has no routes; must be recompute")
         if selection.drop_truncated:
             sequences = drop_truncated(sequences, rollout)
-        equal, withheld = zero_variance(scores.value, config.rollout.group_size), None
+        unusable = equal = zero_variance(scores.value, config.rollout.group_size)
+        withheld = None
         if rollout.done is not None:
             whole = whole_groups(rollout.done, len(equal))
-            equal, withheld = equal & whole, ~jnp.repeat(whole, config.rollout.group_size)
+            unusable, equal = equal | ~whole, equal & whole
+            withheld = ~jnp.repeat(whole, config.rollout.group_size)
         if selection.groups:
-            sequences = keep_groups(sequences, equal, selection.groups, self.mesh)
+            sequences = keep_groups(sequences, unusable, selection.groups, self.mesh)
         rows, parts = len(sequences.tokens) // batch_shards(self.mesh), config.updates.minibatches * config.microbatches
         if rows % parts:
             raise ValueError(

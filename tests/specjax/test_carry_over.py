@@ -26,10 +26,11 @@ from specjax.train.carry_over import (
     with_versions,
 )
 from specjax.train.loss import LossConfig
+from specjax.train.selection import SelectionConfig
 from specjax.train.stages import Stages
 from specjax.train.state import init_train_state
 from specjax.train.train_step import make_train_step
-from specjax.types import CarryOver, Params, Prompts, PyTree, Rollout
+from specjax.types import CarryOver, Params, Prompts, PyTree, Reward, Rollout
 from tests.specjax.test_split_step import count_fives as count_on_host
 from tests.specjax.training import (
     BUDGET,
@@ -189,6 +190,30 @@ def test_groups_wait_until_they_are_whole_and_train_once_with_the_log_probs_of_t
     assert dropped and max(ratios) > 1.01
     # Every prompt that was taken is trained on, dropped, or goes on: once.
     assert sorted(trained + dropped + prompts.id[kept].tolist()) == taken == list(range(len(taken)))
+
+
+def test_unfinished_groups_take_no_place_of_dynamic_sampling() -> None:
+    """The first two of four groups are unfinished. The other two fill the two places."""
+    mesh, (policy, drafter) = mesh_of(1, 1, 1), networks()
+    config = replace(CARRYING, selection=SelectionConfig(groups=2))
+    rows, done = 4 * GROUP, jnp.repeat(jnp.array([False, False, True, True]), GROUP)
+    by_token = jnp.zeros((rows, BUDGET))
+    rollout = Rollout(
+        tokens=by_token.astype(jnp.int32),
+        lengths=jnp.full(rows, 2),
+        stopped=done,
+        law=by_token,
+        full=by_token,
+        done=done,
+        carried=jnp.zeros(rows, jnp.int32),
+        versions=by_token.astype(jnp.int32),
+    )
+    values = jnp.where(done, (jnp.arange(rows) % 2).astype(jnp.float32), jnp.nan)
+    scores = Reward(values, done.astype(jnp.float32))
+    sequences, metrics = jax.jit(Stages(policy, drafter, count_fives, config, mesh).select)(
+        rollout, make_prompts(4), scores
+    )
+    assert sequences.counted.all() and metrics["groups/sequences_trained"] == 2 * GROUP
 
 
 @pytest.mark.slow
