@@ -38,7 +38,7 @@ class RolloutConfig(Options):
         admit:          Slots that must be free before waiting sequences enter; 0: an eighth of the first phase's.
         kept_prompts:   Prompts whose caches are kept while samples of theirs wait; 0: as many as `admit` fills.
         carry_over:     Share of sequences to wait for; others go on in the next step.
-        max_age:        Drop groups that go on for more updates than this. None: never.
+        max_age:        Drop groups unfinished after so many updates. None: never.
     """
 
     group_size: Positive = 8
