@@ -171,7 +171,8 @@ def load_cells(
             f"cost_table = {path}: {len(start_cells)} cells of step 0; must hold at least two different rounds"
         )
     seconds = round_seconds(start_cells, phases, draft_lengths, mixture)
-    for phase, k in zip(*np.nonzero(seconds <= 0), strict=True):
+    # The fit rounds: what should be 0 may be 1e-16.
+    for phase, k in zip(*np.nonzero(seconds <= 1e-9 * np.max(seconds)), strict=True):
         slots, window = phases[phase]
         raise ConfigError(
             f"cost_table = {path}: its cells give a round of {slots} slots of {window} positions at draft length "

@@ -86,7 +86,7 @@ def test_row_29_evaluation_takes_no_more_sequences_at_a_time_than_a_step_has(
     monkeypatch: pytest.MonkeyPatch, prompts: int, samples: int, sizes: list[int]
 ) -> None:
     config = replace(RUN, data=replace(RUN.data, prompts=prompts), eval=replace(RUN.eval, samples=samples))
-    monkeypatch.setattr("launch.run.start.make_evaluate", lambda experiment, reward_fn, batches: batches)
+    monkeypatch.setattr("launch.run.start.make_evaluate", lambda experiment, reward_fn, batches: lambda _: batches)
     experiment = build_experiment(config)
-    batches = held_out_evaluator(experiment, lambda *_: None)
+    batches = held_out_evaluator(experiment, lambda *_: None)(experiment.networks.params)
     assert [len(batch.id) for batch in batches] == sizes  # pyright: ignore[reportGeneralTypeIssues]
