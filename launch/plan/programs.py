@@ -3,7 +3,7 @@
 import time
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from typing import Literal
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from configs.schema import RunConfig
 from launch.build.experiment import Experiment, abstract_experiment
+from launch.build.policy import longest_sequence
 from launch.build.state import abstract_state
 from launch.cli.errors import RunStopped, refusing
 from launch.plan.devices import PLAN_OPTIONS, planned
@@ -52,11 +53,15 @@ class Plan:
     """Programs `generate` and `update` of an experiment whose networks are shapes.
 
     A step with a traced reward fuses both into one program, which needs about the memory of the larger.
+
+    Of the ladder's windows, only the longest is compiled. The others are the same program for shorter rows.
     """
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
         config, networks = experiment.config, experiment.networks
+        if config.ladder:
+            config = replace(config, ladder=(longest_sequence(config),))
         # `update` takes the scores as an argument, so any reward function serves.
         reward = HostReward(_no_scores, config.reward.parts)
         functions = experiment.rollout_fn, experiment.loss_fn
