@@ -165,7 +165,7 @@ def recipes(directory: Path) -> dict[str, RunConfig]:
 def evaluator(experiment: Experiment) -> Evaluate:
     """Return a function that measures accuracy on held-out prompts."""
     reward = make_reward(None, experiment.problems.held_out, experiment.tokenizer)
-    return make_evaluate(experiment, reward, fixed_batches(experiment.held_out_prompts, HELD_OUT))
+    return make_evaluate(experiment, reward, fixed_batches(experiment.held_out_prompts, experiment.config.eval.prompts))
 
 
 def coarse_rollout(

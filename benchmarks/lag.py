@@ -1,19 +1,19 @@
 """Check that asynchronous runs learn what synchronous ones do: the same job at lags 0, 1 and 2, with several seeds.
 
-Run from the repository's root: python -m benchmarks.lag --json FILE
+Run from the repository's root:
 
-The task is the sorting of digits of benchmarks.algorithms. A policy warms up once; every run starts from it with one
-update per rollout and a draft that learns online, and has a seed of its own for prompts and noise. Rollouts and
-training have a device each; at lag 0 they take turns, and the run is the synchronous one to the bit
-(tests/specjax/test_asynchronous.py). The exit status is 1 if the mean accuracy at a lag is below that at lag 0 by more
-than the seeds' spread: two standard errors of the difference of the means. With --json, runs that FILE already has are
-not repeated.
+    XLA_FLAGS=--xla_force_host_platform_device_count=8 python -m benchmarks.lag --json FILE
+
+The job is the recipe `tiny` with twice the prompts a step and half the steps, on eight CPU devices: four generate, four
+train. A policy warms up once; every run starts
+from it with a draft that learns online, and has a seed of its own for prompts and noise. At lag 0 rollouts and training
+take turns. The exit status is 1 if the mean accuracy at a lag is below that at lag 0 by more than the seeds' spread:
+two standard errors of the difference of the means. With --json, runs that FILE already has are not repeated.
 """
 
 import argparse
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.algorithms import begin, recipes
+from benchmarks.algorithms import begin
+from configs import tiny
 from configs.schema import AsynchronousConfig, RunConfig
 from launch.build.experiment import Experiment, build_experiment
 from launch.cli.options import run_program, use_compile_cache
@@ -31,9 +32,9 @@ from launch.evaluation.sampler import Evaluate
 from launch.rewards.reward_fn import make_reward
 from launch.timing import format_provenance
 from specjax import Params, init_train_state
+from specjax.parallel.mesh import MeshConfig
 from specjax.train.asynchronous import AsynchronousStep
 from specjax.train.stages import Stages
-from specjax.train.updates import UpdateConfig
 
 LAGS = (0, 1, 2)
 # Steps at the end over which gaps and acceptance lengths are averaged.
@@ -67,10 +68,12 @@ class Run:
     accuracy: list[float]
 
 
-def recipe(directory: Path, steps: int) -> RunConfig:
-    """Return the job. Two devices stand beside each other from the start, since a process creates its devices once."""
-    config = recipes(directory)["sorting"]
-    return replace(config, steps=steps, updates=UpdateConfig(), asynchronous=AsynchronousConfig(lag=0))
+def recipe(steps: int) -> RunConfig:
+    """Return the job. Both meshes stand beside each other from the start, since a process creates its devices once."""
+    mesh = MeshConfig(data=4)
+    data = replace(tiny.config.data, prompts=4)
+    asynchronous = AsynchronousConfig(lag=0, rollout_mesh=mesh)
+    return replace(tiny.config, steps=steps, mesh=mesh, data=data, asynchronous=asynchronous)
 
 
 def learn(experiment: Experiment, lag: int, seed: int, params: Params, evaluate: Evaluate) -> Run:
@@ -118,7 +121,7 @@ def table(runs: Sequence[Run]) -> tuple[list[str], bool]:
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=120, help="RL steps per run")
+    parser.add_argument("--steps", type=int, default=tiny.config.steps // 2, help="RL steps per run")
     parser.add_argument("--seeds", type=int, default=5, help="runs at each lag")
     parser.add_argument("--json", type=Path, help="file to write all runs to")
     options = parser.parse_args(argv)
@@ -126,20 +129,19 @@ def main(argv: list[str]) -> int:
     known: dict[tuple[int, int], Run] = {}
     if options.json is not None and options.json.exists():
         known = {(run["lag"], run["seed"]): Run(**run) for run in json.loads(options.json.read_text())}
-    with tempfile.TemporaryDirectory() as directory:
-        experiment = build_experiment(recipe(Path(directory), options.steps), asynchronous=True)
-        print(format_provenance("benchmarks.lag"))
-        params, evaluate, before = begin(experiment)
-        print(f"{options.steps} steps; accuracy on held-out prompts before: {before:.1%}", flush=True)
-        for seed in range(options.seeds):
-            for lag in LAGS:
-                run = known.get((lag, seed))
-                if run is None or len(run.accuracy) != options.steps:
-                    run = learn(experiment, lag, seed, params, evaluate)
-                known[lag, seed] = run
-                print(f"seed {seed} lag {lag}: {run.after:.1%} in {run.seconds:.0f} s", flush=True)
-                if options.json is not None:
-                    options.json.write_text(json.dumps([asdict(run) for run in known.values()]) + "\n")
+    experiment = build_experiment(recipe(options.steps), asynchronous=True)
+    print(format_provenance("benchmarks.lag"))
+    params, evaluate, before = begin(experiment)
+    print(f"{options.steps} steps; accuracy on held-out prompts before: {before:.1%}", flush=True)
+    for seed in range(options.seeds):
+        for lag in LAGS:
+            run = known.get((lag, seed))
+            if run is None or len(run.accuracy) != options.steps:
+                run = learn(experiment, lag, seed, params, evaluate)
+            known[lag, seed] = run
+            print(f"seed {seed} lag {lag}: {run.after:.1%} in {run.seconds:.0f} s", flush=True)
+            if options.json is not None:
+                options.json.write_text(json.dumps([asdict(run) for run in known.values()]) + "\n")
     lines, sound = table(list(known.values()))
     print("\n".join(lines))
     return 0 if sound else 1

@@ -251,10 +251,10 @@ class Rollout:
                        Filled in together with `drafted`.
         writer:        int8 [R, C], the `Writer` of each token.
         done:          bool [R], ended. The others go on in the next rollout. Required with carry-over, None without it.
-        carried:       int32 [R], number of tokens that earlier rollouts wrote. Set by the training step; None without
+        resumed_at:    int32 [R], number of tokens that earlier rollouts wrote. Set by the training step; None without
                        carry-over.
         versions:      int32 [R, C], for each token, the number of updates that the policy which wrote it had seen.
-                       Set as `carried` is.
+                       Set as `resumed_at` is.
         routes:        uint8 or uint16 [R, P + C, M, A], experts of each token of prompt and completion, left-aligned,
                        as the verifying forward chose them. Zero from the last token on, which no forward has seen.
                        None without a mixture of experts.
@@ -278,7 +278,7 @@ class Rollout:
     draft_outcome: Int[Array, "R C"] | None = None
     writer: Int[Array, "R C"] | None = None
     done: Bool[Array, "R"] | None = None
-    carried: Int[Array, "R"] | None = None
+    resumed_at: Int[Array, "R"] | None = None
     versions: Int[Array, "R C"] | None = None
     routes: Integer[Array, "R P+C M A"] | None = None
     reward: Reward | None = None
@@ -295,7 +295,7 @@ class Rollout:
     @property
     def written(self) -> Int[Array, "R"]:
         """Return how many tokens this rollout wrote of each sequence: all but those carried over."""
-        return self.lengths if self.carried is None else self.lengths - self.carried
+        return self.lengths if self.resumed_at is None else self.lengths - self.resumed_at
 
 
 @pytree

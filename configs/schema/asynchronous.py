@@ -13,7 +13,7 @@ class AsynchronousConfig(Options):
     Attributes:
         lag:          Updates between the networks that generate a rollout and those that it trains. None: rollouts and
                       training take turns on one mesh.
-        rollout_mesh: Devices for rollouts, beside those of `mesh`; their number divides that of `mesh`.
+        rollout_mesh: Devices for rollouts, beside those of `mesh`; a multiple or a divisor of their number.
     """
 
     lag: NonNegative | None = None

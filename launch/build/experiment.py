@@ -1,6 +1,5 @@
 """Construction of everything that a run needs before its first step: mesh, networks, problems, functions."""
 
-import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from specjax.keys import SeedStep
 from specjax.parallel.mesh import MeshConfig, batch_shards, disjoint_mesh, make_mesh
 from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
 from specjax.rollout.plan import Phase, RolloutConfig, lay_out
+from specjax.rollout.send import check_sizes
 from specjax.rollout.speculative import speculative_rollout
 from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.carry_over import nothing_carried, with_versions
@@ -219,13 +219,9 @@ def _load_functions(config: RunConfig) -> tuple[RolloutFn, LossFn]:
 
 def _rollout_mesh(config: MeshConfig, mesh: Mesh) -> Mesh:
     """Return the rollout mesh of an asynchronous run. Raises ValueError if it cannot stand beside `mesh`."""
-    size = math.prod(config.shape)
-    if mesh.size % size:
-        raise ValueError(
-            f"asynchronous.rollout_mesh = {config.shape}: has {size} devices; their number must divide {mesh.size}, "
-            f"that of mesh = {tuple(mesh.devices.shape)}"
-        )
-    return disjoint_mesh(config, mesh)
+    rollout_mesh = disjoint_mesh(config, mesh)
+    check_sizes(mesh, rollout_mesh)
+    return rollout_mesh
 
 
 def _check_prompts(config: RunConfig, shards: int, mesh: str) -> None:

@@ -102,13 +102,14 @@ def disjoint_mesh(config: MeshConfig, other: Mesh) -> Mesh:
     Raises ValueError if there are too few, if a process would have devices of neither, or if the model axes would
     divide some process's devices.
     """
-    shape, taken, needed = config.shape, set(other.devices.flat), math.prod(config.shape)
-    free = [device for device in sorted(jax.devices(), key=lambda x: (x.process_index, x.id)) if device not in taken]
+    name, shape, needed = "asynchronous.rollout_mesh", config.shape, math.prod(config.shape)
+    taken, devices = set(other.devices.flat), sorted(jax.devices(), key=lambda x: (x.process_index, x.id))
+    free = [device for device in devices if device not in taken]
     if len(free) < needed:
-        raise ValueError(f"rollout_mesh = {shape}: needs {needed} devices, the other mesh leaves {len(free)}")
+        raise ValueError(f"{name} = {shape}: needs {needed} devices, the other mesh leaves {len(free)}")
     owners, others = ([device.process_index for device in each] for each in (free[:needed], other.devices.flat))
-    check_members(f"mesh and rollout_mesh = {other.devices.shape} and {shape}", owners + others, processes.count())
-    check_groups(shape, owners, "rollout_mesh")
+    check_members(f"mesh and {name} = {other.devices.shape} and {shape}", owners + others, processes.count())
+    check_groups(shape, owners, name)
     return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=free[:needed])
 
 

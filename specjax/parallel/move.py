@@ -54,6 +54,14 @@ class Move:
         return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)
 
 
+def joined(groups: Mesh, *copies: jax.Array) -> jax.Array:
+    """Return one array of its copies, each of which is on a group of devices along the first axis of `groups`."""
+    first, *_ = copies
+    shards = {device: shard for copy in copies for device, shard in _shards(copy).items()}
+    assert isinstance(first.sharding, NamedSharding)
+    return _assemble(first.shape, shards, NamedSharding(groups, first.sharding.spec), first.dtype)
+
+
 def _join(first: jax.Array, second: jax.Array, sharding: NamedSharding) -> jax.Array:
     """Return [2, ..] of the shards of both, without a copy."""
     return _assemble((2, *first.shape[1:]), _shards(first) | _shards(second), sharding, first.dtype)

@@ -24,7 +24,7 @@ from specjax.parallel.mesh import BATCH_AXES
 from specjax.rewards import HostReward
 from specjax.rollout.generate import Choice, place
 from specjax.rollout.send import Send, copy_on
-from specjax.train.carry_over import carry
+from specjax.train.carry_over import carry_over_of
 from specjax.train.overlap import ProgramTimer, Span
 from specjax.train.stages import Stages
 from specjax.train.train_step import StepResult, TrainStep
@@ -51,7 +51,7 @@ class AsynchronousStep:
 
     Args:
         stages:       stages of the step on the training mesh.
-        rollout_mesh: devices that the training mesh does not use; their number divides that of the training mesh.
+        rollout_mesh: devices that the training mesh does not use, of a size that `Send` allows.
 
     Attributes:
         updated: when the newest update begins and ends on the training mesh.
@@ -113,9 +113,10 @@ class AsynchronousStep:
             prompts = place(prompts, self._mesh)
             # Before the first rollout it is where the state was made.
             carried = processes.place(state.carried, prompts.tokens.sharding)
-            # By the training mesh, which is no smaller: nothing may run beside the collectives of several CPU devices.
             started = self._generate(sent, prompts, np.int32(len(state.ahead)), carried)
-            rollout, carried = kernels.finished(started, self._stages.mesh)
+            # By the larger mesh: nothing may run beside the collectives of several CPU devices.
+            larger = max(self._mesh, self._stages.mesh, key=lambda mesh: mesh.size)
+            rollout, carried = kernels.finished(started, larger)
         self._spans.append(self._rollouts.time(start, sent.versions.policy, rollout.lengths))
         # Copied because the state is donated to the step.
         drafting = None if state.drafting is None else jax.tree.map(jnp.copy, state.drafting)
@@ -173,7 +174,7 @@ def _generate(
     """Return a rollout, and what the next one goes on with."""
     version = sent.versions.policy
     rollout = stages.generate(sent.params, prompts, version + jnp.int32(waiting), sent.chosen, carried, version)
-    return rollout, None if carried is None else carry(stages.config.rollout, prompts, rollout)
+    return rollout, None if carried is None else carry_over_of(stages.config.rollout, prompts, rollout)
 
 
 def _check(versions: Params) -> None:

@@ -92,8 +92,8 @@ def join_completions(prompts: Prompts, rollout: Rollout, reward: Float[Array, "R
         raise ValueError(f"routes: of shape {rollout.routes.shape}; must begin with {tokens.shape}, the rows' shape")
     column, end = jnp.arange(tokens.shape[1])[None], (start + rollout.lengths)[:, None]
     current = None
-    if rollout.carried is not None:
-        current = (column >= (start + rollout.carried)[:, None]) & (column < end)
+    if rollout.resumed_at is not None:
+        current = (column >= (start + rollout.resumed_at)[:, None]) & (column < end)
     return ScoredSequences(
         tokens=jnp.where(column < end, place(tokens, rollout.tokens), 0),
         completion=(column >= start[:, None]) & (column < end),

@@ -92,7 +92,7 @@ def with_versions(rollout: Rollout, before: Carried, version: Int[Array, ""]) ->
     versions = jnp.where(column < before.lengths[:, None], before.versions, version)
     return replace(
         rollout,
-        carried=before.lengths,
+        resumed_at=before.lengths,
         versions=jnp.where(column < rollout.lengths[:, None], versions, 0),
     )
 
@@ -118,7 +118,7 @@ def unfinished_groups(rollout: Rollout, groups: int, max_age: int | None) -> Unf
     return Unfinished(unfinished & ~too_old, too_old)
 
 
-def carry(config: RolloutConfig, prompts: Prompts, rollout: Rollout) -> CarryOver:
+def carry_over_of(config: RolloutConfig, prompts: Prompts, rollout: Rollout) -> CarryOver:
     """Return what the next rollout goes on with."""
     kept = unfinished_groups(rollout, len(prompts.lengths), config.max_age).kept
     written: dict[str, Any] = {each.name: getattr(rollout, each.name) for each in fields(Carried)}
@@ -138,7 +138,7 @@ def withhold_rewards(scores: Reward, rollout: Rollout, group_size: int) -> Rewar
 
 def carry_over_metrics(rollout: Rollout, groups: int, max_age: int | None) -> dict[str, Array]:
     """Return the metrics of carry-over, none without it. Ages are those of the tokens of whole groups."""
-    if rollout.done is None or rollout.versions is None or rollout.carried is None:
+    if rollout.done is None or rollout.versions is None or rollout.resumed_at is None:
         return {}
     kept, too_old = unfinished_groups(rollout, groups, max_age)
     whole = jnp.repeat(~kept & ~too_old, len(rollout.lengths) // groups)

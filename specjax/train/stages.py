@@ -18,7 +18,7 @@ from specjax.train.adaptation import adapt, draft_is_due, replay_rows
 from specjax.train.advantage import group_advantages, token_advantages, zero_variance
 from specjax.train.anchors import with_keys
 from specjax.train.batch import ScoredSequences, Sequences, TrainBatch, join_completions
-from specjax.train.carry_over import carry, carry_over_metrics, whole_groups, with_carried, with_versions
+from specjax.train.carry_over import carry_over_metrics, carry_over_of, whole_groups, with_carried, with_versions
 from specjax.train.config import TrainConfig
 from specjax.train.gradients import LossContext, accumulate, log_probs_of
 from specjax.train.ladder import sort_rows
@@ -217,7 +217,7 @@ class Stages:
             memory = self.drafter.memory.remember(state.params.memory, prompts, rollout)
             state = replace(state, params=replace(state.params, memory=memory))
         if state.carried is not None:
-            state = replace(state, carried=carry(self.config.rollout, prompts, rollout))
+            state = replace(state, carried=carry_over_of(self.config.rollout, prompts, rollout))
         if state.drafting is None:
             return state
         predicted = metrics.get("draft/predicted_acceptance")

@@ -55,8 +55,12 @@ BYTES = {"--data.tokenizer": "bytes", "--data.chat-template-kwargs": "{}"}
         ({"--asynchronous.lag": "1"} | UNCORRECTED, "asynchronous.lag = 1:...0...importance_cap"),
         ({"--asynchronous.lag": "1", "--updates.epochs": "2"}, "asynchronous.lag = 1:...0...recompute_old"),
         (
-            {"--asynchronous.lag": "1", "--asynchronous.rollout-mesh.data": "2"},
-            "asynchronous.rollout_mesh = (2, 1, 1, 1):...2...1...mesh = (1, 1, 1, 1)",
+            {"--asynchronous.lag": "1", "--mesh.data": "2", "--asynchronous.rollout-mesh.data": "3"},
+            "asynchronous.rollout_mesh = (3, 1, 1, 1):...3...2...mesh = (2, 1, 1, 1)",
+        ),
+        (
+            {"--asynchronous.lag": "1", "--asynchronous.rollout-mesh.tensor": "2"},
+            "asynchronous.rollout_mesh = (1, 1, 1, 2):...2...data x fsdp",
         ),
         ({"--asynchronous.rollout-mesh.data": "2"}, "asynchronous.rollout_mesh = (2, 1, 1, 1):...asynchronous.lag"),
         ({"--asynchronous.lag": "8", "--steps": "8"}, "asynchronous.lag = 8:...steps = 8"),

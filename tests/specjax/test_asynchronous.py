@@ -89,9 +89,18 @@ def test_rollouts_are_those_of_the_networks_some_updates_before_to_the_bit(singl
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rollout_shape", [(2, 1, 1), (2, 1, 2), (1, 1, 1)])
-def test_networks_move_between_meshes_of_other_shapes(rollout_shape: tuple[int, ...]) -> None:
-    both = Both(COUPLED, (2, 2, 1), rollout_shape)
+@pytest.mark.parametrize(
+    "shape, rollout_shape",
+    [
+        ((2, 2, 1), (2, 1, 1)),
+        ((2, 2, 1), (2, 1, 2)),
+        ((2, 2, 1), (1, 1, 1)),
+        ((1, 1, 1), (2, 2, 1)),
+        ((1, 2, 1), (4, 1, 1)),
+    ],
+)
+def test_networks_move_between_meshes_of_other_shapes(shape: tuple[int, ...], rollout_shape: tuple[int, ...]) -> None:
+    both = Both(COUPLED, shape, rollout_shape)
     (wanted, tokens), (found, others) = both.by_hand(1, 3), both.ahead(1, 3)
     jax.tree.map(np.testing.assert_array_equal, others, tokens)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), found, wanted)

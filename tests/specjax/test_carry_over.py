@@ -18,7 +18,7 @@ from specjax.testing.exact import completion_law, count_completions, fit
 from specjax.train.asynchronous import AsynchronousStep
 from specjax.train.carry_over import (
     Take,
-    carry,
+    carry_over_of,
     check_carry_over,
     next_prompts,
     nothing_carried,
@@ -56,7 +56,7 @@ def rollouts(world: World, drafter: str, draft: str, config: RolloutConfig, step
             world.policy, world.drafters[drafter], params, prompts, (jnp.int32(5), step), config
         )
         rollout = with_versions(rollout, prompts.carried, step)
-        return rollout, carry(config, world.batch, rollout)
+        return rollout, carry_over_of(config, world.batch, rollout)
 
     found, (count, width) = [], world.batch.tokens.shape
     carried = nothing_carried(config, count, width)
@@ -106,7 +106,7 @@ def test_coupled_tokens_are_a_function_of_the_step_that_wrote_them_and_of_the_pr
 
     owner, before = np.arange(rows) // group, first
     for step, rollout in enumerate(later, 1):
-        np.testing.assert_array_equal(rollout.carried, before.lengths)
+        np.testing.assert_array_equal(rollout.resumed_at, before.lengths)
         going_on = ~before.done
         assert going_on.any() and (rollout.lengths[going_on] > before.lengths[going_on]).all()
         texts = np.zeros((rows, width + 12), np.int32)
@@ -155,7 +155,7 @@ def test_groups_wait_until_they_are_whole_and_train_once_with_the_log_probs_of_t
         np.testing.assert_array_equal(prompts.id[before.kept], before.prompts.id[before.kept])
         going_on = np.repeat(before.kept, GROUP)
         start = np.where(going_on, before.sequences.lengths, 0)
-        np.testing.assert_array_equal(rollout.carried, start)
+        np.testing.assert_array_equal(rollout.resumed_at, start)
         old = column < start[:, None]
         new = ~old & (column < rollout.lengths[:, None])
         for name in ("tokens", "law", "full", "writer", "versions"):
@@ -205,7 +205,7 @@ def test_unfinished_groups_take_no_place_of_dynamic_sampling() -> None:
         law=by_token,
         full=by_token,
         done=done,
-        carried=jnp.zeros(rows, jnp.int32),
+        resumed_at=jnp.zeros(rows, jnp.int32),
         versions=by_token.astype(jnp.int32),
     )
     values = jnp.where(done, (jnp.arange(rows) % 2).astype(jnp.float32), jnp.nan)
@@ -228,7 +228,7 @@ def test_sequences_go_on_from_rollout_to_rollout_of_a_mesh_of_their_own() -> Non
         own = host_copy(state.ahead[0].prompts)
         state, rollout, metrics = step(state, next_prompts(state.carried, supply))
         rollout = host_copy(rollout)
-        old = column < rollout.carried[:, None]
+        old = column < rollout.resumed_at[:, None]
         new = ~old & (column < rollout.lengths[:, None])
         # The rollouts of the first two steps are by the networks before the first update.
         assert (rollout.versions[new] == max(number - 1, 0)).all() and metrics["asynchronous/lag"] == min(number, 1)

@@ -94,7 +94,7 @@ def test_meshes_without_a_device_of_some_process_are_refused(job: Job) -> None:
     for one, two in (found["talk"]["refused"] for found in job.found):
         assert one.startswith("mesh = (2, 1, 1, 1): uses 2 devices, and process 1 would have none")
         assert two.startswith(
-            "mesh and rollout_mesh = (1, 1, 1, 1) and (1, 1, 1, 1): uses 2 devices, and process 1 would"
+            "mesh and asynchronous.rollout_mesh = (1, 1, 1, 1) and (1, 1, 1, 1): uses 2 devices, and process 1 would"
         )
 
 
