@@ -143,12 +143,14 @@ def device_mesh(*numbers: int) -> Mesh:
 
 
 def send() -> list[np.ndarray]:
-    """Return arrays that were sent from the two devices of one process to those of another."""
-    source, target = device_mesh(0, 1), device_mesh(2, 3)
-    arrays = np.arange(8, dtype=np.float32).reshape(2, 4), np.arange(3, dtype=np.int8)
-    arrays = [processes.place(x, NamedSharding(source, P())) for x in arrays]
-    sent = Send(lambda x, y: (2 * x, y), (NamedSharding(target, P()),) * 2, source, target)
-    return [*processes.fetch(sent(*arrays))]
+    """Return arrays that were sent from two devices of one process, and from one of them, to the two of another."""
+    target = device_mesh(2, 3)
+    arrays, found = (np.arange(8, dtype=np.float32).reshape(2, 4), np.arange(3, dtype=np.int8)), []
+    for source in (device_mesh(0, 1), device_mesh(0)):
+        placed = [processes.place(x, NamedSharding(source, P())) for x in arrays]
+        sent = Send(lambda x, y: (2 * x, y), (NamedSharding(target, P()),) * 2, source, target)
+        found += processes.fetch(sent(*placed))
+    return found
 
 
 def alone() -> list[Any]:

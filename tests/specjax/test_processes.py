@@ -126,7 +126,7 @@ def test_one_process_on_another_mesh_restores_what_two_have_saved(job: Job) -> N
 
 def test_networks_and_rollouts_pass_between_the_processes_of_two_meshes(job: Job) -> None:
     for each in job.found:
-        assert each["sent"] == [[[0, 2, 4, 6], [8, 10, 12, 14]], [0, 1, 2]]
+        assert each["sent"] == [[[0, 2, 4, 6], [8, 10, 12, 14]], [0, 1, 2]] * 2
     got, expected = job.made["ahead"], alone()["ahead"]
     assert got["lag"] == 1
     jax.tree.map(np.testing.assert_array_equal, got["tokens"], expected["tokens"])
