@@ -1,6 +1,7 @@
 """launch.plan: the step of a run, compiled for devices that may be absent."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -62,6 +63,16 @@ def test_a_plan():
     assert (
         json.loads(json.dumps(as_json(config, PlanConfig(gpu="cpu"), found, [], [])))["programs"].keys() == found.keys()
     )
+
+
+def test_of_a_ladder_only_the_longest_window_is_compiled():
+    def update(*ladder: int) -> jax.stages.Traced:
+        config = replace(parse_run(argv("tiny", SMALL), "", ""), ladder=ladder)
+        return Plan(abstract_experiment(config, make_mesh(config.mesh))).trace("update")
+
+    plain, bucketed = update(), update(8, 12)
+    assert flops(bucketed.jaxpr.jaxpr) == flops(plain.jaxpr.jaxpr)
+    assert "sort" in str(bucketed.jaxpr) and len(str(bucketed.jaxpr)) < 1.2 * len(str(plain.jaxpr))
 
 
 @pytest.mark.slow
