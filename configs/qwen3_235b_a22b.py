@@ -36,7 +36,7 @@ from configs.schema import (
 config = RunConfig(
     name="qwen3_235b_a22b",
     steps=200,
-    microbatches=64,
+    microbatches=128,
     ladder=(1024, 2048, 3072),
     mesh=MeshConfig(fsdp=4, expert=4, tensor=4),
     model=ModelConfig(remat="full"),

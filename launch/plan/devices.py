@@ -20,8 +20,9 @@ from specjax.parallel.mesh import AXES
 PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 # Autotuning times kernels, which needs a GPU. At level 0, XLA uses its default for each kernel.
 COMPILER_OPTIONS: dict[str, Any] = {"xla_gpu_autotune_level": 0}
-# The time of this pass grows with the square of the program: for the update of 94 layers of experts, over 20 minutes.
-PLAN_OPTIONS = COMPILER_OPTIONS | {"xla_disable_hlo_passes": "multi_output_fusion"}
+# The time of these passes grows with the square of the program: for the update of 94 layers of experts, over 20 minutes
+# each. The second runs where a program does not fit, and would hide by how much.
+PLAN_OPTIONS = COMPILER_OPTIONS | {"xla_disable_hlo_passes": "multi_output_fusion,rematerialization"}
 if jax.__version_info__ >= (0, 11):
     # XLA has no default for many products by Triton, and fails. cuBLAS takes them all.
     PLAN_OPTIONS["xla_gpu_enable_triton_gemm"] = False
