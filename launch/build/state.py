@@ -10,8 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch.build.experiment import Experiment
-from specjax.parallel.mesh import BATCH_AXES
-from specjax.rollout.generate import abstract_prompts
+from specjax.train.asynchronous import waiting_sharding
 from specjax.train.state import abstract_train_state, init_train_state
 from specjax.types import Ahead, Params, TrainState
 
@@ -37,12 +36,12 @@ def abstract_state(experiment: Experiment) -> TrainState:
 
 def _abstract_ahead(experiment: Experiment, state: TrainState) -> Ahead:
     config, mesh = experiment.config, experiment.rollout_mesh
-    rows, everywhere = NamedSharding(mesh, P(BATCH_AXES)), NamedSharding(mesh, P())
+    waiting, everywhere = waiting_sharding(mesh), NamedSharding(mesh, P())
     rollout = experiment.trace_rollout(config.rollout, config.data.prompts, mesh, training=True)
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), rollout)
-    prompts = abstract_prompts(experiment.abstract_prompts(config.data.prompts), mesh)
+    made = rollout, experiment.abstract_prompts(config.data.prompts)
+    rollout, prompts = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=waiting), made)
     version = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
-    return Ahead(prompts, shapes, Params(version, version), state.drafting)
+    return Ahead(prompts, rollout, Params(version, version), state.drafting)
 
 
 def _kept(experiment: Experiment) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Inputs of a simulation from the directory of a run: acceptance, lengths, stage times and costs of rounds."""
 
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from models.config import DecoderConfig
 from models.hf.config import read_hf_config
 from models.published import DECODERS
 from models.sheets import decoder_sheet
+from specjax.parallel.mesh import AXES, BATCH_AXES
 from specjax.rollout.plan import Phase, RolloutConfig, lay_out
 from specjax.types import Mixture
 
@@ -53,10 +55,11 @@ def read_evidence(directory: Path) -> tuple[dict[str, Any], Evidence]:
     found |= {"gpus": shards, "lag": lag}
     train_s, draft_s, notes = _training(run)
     if lag:
-        training_shards = _shards(config, "mesh")
-        found |= {"gpus": shards + training_shards, "generation_gpus": shards}
+        # The model axes of a data shard count as one device.
+        training = max(_shards(config, "mesh", AXES) * shards // _shards(config, rollout_mesh, AXES), 1)
+        found |= {"gpus": shards + training, "generation_gpus": shards}
         # Seconds of training are given for all devices.
-        train_s, draft_s = (seconds * training_shards / found["gpus"] for seconds in (train_s, draft_s))
+        train_s, draft_s = (seconds * training / found["gpus"] for seconds in (train_s, draft_s))
     found |= {name: sum(_median(run, f"time/{stage}") for stage in parts) for name, parts in STAGES.items()}
     found |= {"train_s": train_s, "draft_training": min(draft_s / train_s, MOST_DRAFT_TRAINING) if train_s else 0.0}
     generation_s = _median(run, "time/generation") or _median(run, "time/rollout_mesh_busy")
@@ -73,9 +76,9 @@ def read_evidence(directory: Path) -> tuple[dict[str, Any], Evidence]:
     return found, evidence._replace(notes=notes)
 
 
-def _shards(config: dict[str, Any], mesh: str) -> int:
-    """Return the data shards of a mesh."""
-    return _whole(config, f"{mesh}.data") * _whole(config, f"{mesh}.fsdp")
+def _shards(config: dict[str, Any], mesh: str, axes: tuple[str, ...] = BATCH_AXES) -> int:
+    """Return the devices of a mesh along some axes, those of data shards by default."""
+    return math.prod(_whole(config, f"{mesh}.{axis}") for axis in axes)
 
 
 def _phases(config: dict[str, Any], sequences: int) -> tuple[Phase, ...]:

@@ -54,12 +54,20 @@ class Move:
         return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)
 
 
-def joined(groups: Mesh, *copies: jax.Array) -> jax.Array:
-    """Return one array of its copies, each of which is on a group of devices along the first axis of `groups`."""
-    first, *_ = copies
-    shards = {device: shard for copy in copies for device, shard in _shards(copy).items()}
+def join_groups(groups: Mesh, axis: int, *parts: jax.Array) -> jax.Array:
+    """Return one array [1, ..] of the parts [1, ..] on the groups of a mesh, which are along its first axis.
+
+    axis: the one of the array without its first axis that the groups share: in turn, each has a part of what one device
+    of each has there. Negative: the parts are copies of the array.
+    """
+    first, *_ = parts
     assert isinstance(first.sharding, NamedSharding)
-    return _assemble(first.shape, shards, NamedSharding(groups, first.sharding.spec), first.dtype)
+    shards = {device: shard for part in parts for device, shard in _shards(part).items()}
+    shape, axes = [*first.shape], [*first.sharding.spec]
+    if axis >= 0:
+        shape[axis + 1] *= len(parts)
+        axes[axis + 1] = (*axes[axis + 1], groups.axis_names[0])
+    return _assemble(tuple(shape), shards, NamedSharding(groups, P(*axes)), first.dtype)
 
 
 def _join(first: jax.Array, second: jax.Array, sharding: NamedSharding) -> jax.Array:

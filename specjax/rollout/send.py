@@ -9,22 +9,25 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
 
 from specjax import kernels
 from specjax.drafters import Drafter
 from specjax.parallel.mesh import AXES, BATCH_AXES, batch_shards
-from specjax.parallel.move import Move, joined
+from specjax.parallel.move import Move, join_groups
 from specjax.rollout.generate import gathered_shardings, prepare
 from specjax.types import Params, Policy, PyTree
 
 GROUPS = "groups"
+# In place of an axis: the array is not split.
+WHOLE = -1
 
 
 class Send:
     """Callable that computes arrays on one mesh and returns them on another. Nothing waits for the arrays.
 
-    1. A program on the source mesh computes them, each in as many different parts as the smaller mesh has devices.
-    2. Each part moves from one device to one device, or to one in each group of a larger target mesh.
+    1. A program on the source mesh computes them, each in as many different parts as the target mesh has devices.
+    2. Each part moves from one device to one device. A source device has a part for each group of a larger target mesh.
     3. A program on the target mesh gathers the parts over `data` and `fsdp`.
 
     An array without an axis that divides is copied whole. If the source mesh is larger, only the first of its equal
@@ -34,7 +37,7 @@ class Send:
         make:   function that returns the arrays. Called with arrays on the source mesh, within a program.
         layout: sharding of each array on the target mesh, over no axis but the model axes.
         source: mesh on which the arrays are computed.
-        target: mesh with other devices. Raises ValueError unless `check_sizes` allows both.
+        target: mesh with other devices, of a size that `check_sizes` allows.
     """
 
     def __init__(self, make: Callable[..., PyTree], layout: PyTree, source: Mesh, target: Mesh) -> None:
@@ -45,45 +48,67 @@ class Send:
         self._senders, self._receivers = (_mesh(mesh.devices.reshape(-1, *group)) for mesh in (source, target))
         self._make, self._layout = make, layout
         self._gather = jax.jit(partial(jax.tree.map, lambda x: x[0]), out_shardings=layout)
-        self._scatter: Callable[..., PyTree] | None = None
+        self._scatter: Callable[..., list[PyTree]] | None = None
         self._moves: list[Move] = []
+        self._split: PyTree = None
 
     def __call__(self, *args: Any) -> PyTree:
         """Return the arrays that `make` returns for these arguments, on the target mesh."""
         if self._scatter is None:
-            self._scatter, self._moves = self._parts(*args)
+            self._scatter = self._compile(*args)
         with jax.set_mesh(self._source):
             parts = kernels.finished(self._scatter(*args), self._source)
-        moved = jax.tree.map(partial(joined, self._receivers), *(move(parts) for move in self._moves))
+        moved = [move(part) for move, part in zip(self._moves, parts, strict=True)]
+        whole = jax.tree.map(partial(join_groups, self._receivers), self._split, *moved)
         with jax.set_mesh(self._target):
-            return kernels.finished(self._gather(moved), self._target)
+            return kernels.finished(self._gather(whole), self._target)
 
-    def _parts(self, *args: Any) -> tuple[Callable[..., PyTree], list[Move]]:
-        """Return the first two parts for arguments like these. The arrays between the parts have a first axis of 1."""
+    def _compile(self, *args: Any) -> Callable[..., list[PyTree]]:
+        """Return the first part for arguments like these, which returns arrays [1, ..] for each group of receivers."""
+        count = len(self._receivers.devices)
 
-        def make(*args: Any) -> PyTree:
-            return jax.tree.map(lambda x: x[None], self._make(*args))
+        def part(x: Array, axis: int, number: int) -> Array:
+            """Of each sender's share of this axis, the part for one group."""
+            if axis == WHOLE:
+                return x[None]
+            senders = batch_shards(self._receivers)
+            shares = x.reshape(*x.shape[:axis], senders, count, -1, *x.shape[axis + 1 :])
+            return jax.lax.index_in_dim(shares, number, axis + 1, keepdims=False).reshape(
+                1, *x.shape[:axis], x.shape[axis] // count, *x.shape[axis + 1 :]
+            )
+
+        def make(*args: Any) -> list[PyTree]:
+            made = self._make(*args)
+            return [jax.tree.map(partial(part, number=number), made, self._split) for number in range(count)]
 
         with jax.set_mesh(self._source):
-            shapes = jax.eval_shape(make, *args)
-        specs = jax.tree.map(self._scattered_spec, shapes, self._layout)
+            self._split = jax.tree.map(self._split_axis, jax.eval_shape(self._make, *args), self._layout)
+            shapes, *_ = jax.eval_shape(make, *args)
+        specs = jax.tree.map(self._part_spec, self._split, self._layout)
         layout = jax.tree.map(lambda spec: NamedSharding(self._senders, spec), specs, is_leaf=_is_spec)
         sender, *_ = self._senders.devices
-        moves = [Move(_mesh(sender), _mesh(each), shapes, specs) for each in self._receivers.devices]
-        return jax.jit(make, out_shardings=layout), moves
+        self._moves = [Move(_mesh(sender), _mesh(each), shapes, specs) for each in self._receivers.devices]
+        return jax.jit(make, out_shardings=[layout] * count)
 
-    def _scattered_spec(self, x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> P:
-        """Return the partition with the first free axis that divides split over a group's `data` and `fsdp`."""
-        axes = [None, *sharding.spec, *[None] * (x.ndim - 1 - len(sharding.spec))]
-        shards = batch_shards(self._receivers)
-        free = (i for i, axis in enumerate(axes) if i and axis is None and x.shape[i] % shards == 0)
-        if shards > 1 and (first := next(free, None)) is not None:
-            axes[first] = BATCH_AXES
+    def _split_axis(self, x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> int:
+        """Return the first axis that is not divided and that the target's devices along its batch divide, or WHOLE."""
+        taken = [*sharding.spec, *[None] * (x.ndim - len(sharding.spec))]
+        shards = batch_shards(self._target)
+        free = (i for i, axis in enumerate(taken) if axis is None and x.shape[i] % shards == 0)
+        return next(free, WHOLE) if shards > 1 else WHOLE
+
+    @staticmethod
+    def _part_spec(axis: int, sharding: NamedSharding) -> P:
+        """Return the partition of a part [1, ..] over one group."""
+        axes = [None, *sharding.spec]
+        if axis != WHOLE:
+            axes += [None] * (axis + 2 - len(axes))
+            axes[axis + 1] = BATCH_AXES
         return P(*axes)
 
 
 def check_sizes(source: Mesh, target: Mesh) -> None:
-    """Raise ValueError unless the larger mesh is made of groups as large as the other: the target's along its batch."""
+    """Raise ValueError unless the size of one mesh divides the other's, and a larger target is so along data x fsdp."""
     name = f"asynchronous.rollout_mesh = {target.devices.shape}"
     large, small = max(source.size, target.size), min(source.size, target.size)
     if large % small:
@@ -93,7 +118,7 @@ def check_sizes(source: Mesh, target: Mesh) -> None:
         )
     copies, shards = target.size // small, batch_shards(target)
     if shards % copies:
-        raise ValueError(f"{name}: has {copies} times the devices of mesh; data x fsdp must be a multiple of that")
+        raise ValueError(f"{name}: has {copies} times the devices of mesh; data x fsdp must be a multiple of {copies}")
 
 
 def copy_on(mesh: Mesh, policy: Policy, drafter: Drafter, params: Params) -> Params:

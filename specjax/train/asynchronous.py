@@ -23,7 +23,7 @@ from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES
 from specjax.rewards import HostReward
 from specjax.rollout.generate import Choice, place
-from specjax.rollout.send import Send, copy_on
+from specjax.rollout.send import Send, check_sizes, copy_on
 from specjax.train.carry_over import carry_over_of
 from specjax.train.overlap import ProgramTimer, Span
 from specjax.train.stages import Stages
@@ -51,7 +51,7 @@ class AsynchronousStep:
 
     Args:
         stages:       stages of the step on the training mesh.
-        rollout_mesh: devices that the training mesh does not use, of a size that `Send` allows.
+        rollout_mesh: devices that the training mesh does not use, of a size that `check_sizes` allows.
 
     Attributes:
         updated: when the newest update begins and ends on the training mesh.
@@ -61,7 +61,8 @@ class AsynchronousStep:
 
     def __init__(self, stages: Stages, rollout_mesh: Mesh) -> None:
         if set(rollout_mesh.devices.flat) & set(stages.mesh.devices.flat):
-            raise ValueError(f"rollout_mesh = {rollout_mesh.devices.shape}: shares devices with the training mesh")
+            raise ValueError(f"asynchronous.rollout_mesh = {rollout_mesh.devices.shape}: shares devices with mesh")
+        check_sizes(stages.mesh, rollout_mesh)
         self._stages, self._mesh = stages, rollout_mesh
         self._reward = jax.jit(stages.reward)
         # By whether rollouts wait, that is, whether there is a lag.
@@ -74,7 +75,7 @@ class AsynchronousStep:
         with jax.set_mesh(rollout_mesh):
             self._generate = jax.jit(
                 partial(_generate, replace(stages, mesh=rollout_mesh)),
-                out_shardings=NamedSharding(rollout_mesh, P(BATCH_AXES)),
+                out_shardings=waiting_sharding(rollout_mesh),
                 compiler_options=kernels.compiler_options(stages.policy.dtype),
             )
 
@@ -110,16 +111,17 @@ class AsynchronousStep:
         start = time.perf_counter()
         sent = self._sent(replace(state, ahead=(), carried=None))
         with jax.set_mesh(self._mesh):
-            prompts = place(prompts, self._mesh)
+            own = place(prompts, self._mesh)
             # Before the first rollout it is where the state was made.
-            carried = processes.place(state.carried, prompts.tokens.sharding)
-            started = self._generate(sent, prompts, np.int32(len(state.ahead)), carried)
+            carried = processes.place(state.carried, own.tokens.sharding)
+            started = self._generate(sent, own, np.int32(len(state.ahead)), carried)
             # By the larger mesh: nothing may run beside the collectives of several CPU devices.
             larger = max(self._mesh, self._stages.mesh, key=lambda mesh: mesh.size)
             rollout, carried = kernels.finished(started, larger)
         self._spans.append(self._rollouts.time(start, sent.versions.policy, rollout.lengths))
         # Copied because the state is donated to the step.
         drafting = None if state.drafting is None else jax.tree.map(jnp.copy, state.drafting)
+        prompts = processes.place(prompts, waiting_sharding(self._mesh))
         ahead = Ahead(prompts, rollout, sent.versions, drafting)
         return replace(state, ahead=(*state.ahead, ahead), carried=carried)
 
@@ -166,6 +168,14 @@ class AsynchronousStep:
     def _reward_of(self, rollout: Rollout, prompts: Prompts) -> Reward:
         with jax.set_mesh(self._stages.mesh):
             return kernels.finished(self._reward(rollout, place(prompts, self._stages.mesh)), self._stages.mesh)
+
+
+def waiting_sharding(rollout_mesh: Mesh) -> NamedSharding:
+    """Return how rollouts that wait are divided: by rows, or not at all if the mesh spans processes.
+
+    Rows of several processes would be joined by a program, which would wait for the rollout that has begun meanwhile.
+    """
+    return NamedSharding(rollout_mesh, P(BATCH_AXES) if len(processes.owners(rollout_mesh)) == 1 else P())
 
 
 def _generate(

@@ -119,20 +119,22 @@ def test_training_the_draft_counts_with_drafts_alone(measured: Path):
     assert "never probed" in edited(measured, time__train=math.nan)[1].notes[0]
 
 
-def test_an_asynchronous_run(measured: Path):
-    """It has one device for rollouts and three to train, which are idle for 2 of 20 s, and none of the stages."""
+@pytest.mark.parametrize(("devices", "tensor", "training"), [(3, 1, 3), (4, 2, 2)])
+def test_an_asynchronous_run(measured: Path, devices: int, tensor: int, training: int):
+    """It has one data shard for rollouts and devices to train, which are idle for 2 of 20 s, and none of the stages."""
     config = json.loads((measured / "config.json").read_text())
-    config |= {"asynchronous.lag": 1, "mesh.data": 3}
+    config |= {"asynchronous.lag": 1, "asynchronous.rollout_mesh.tensor": tensor, "mesh.data": devices}
     (measured / "config.json").write_text(json.dumps(config))
     stages = dict.fromkeys(("time__train", "time__logprob", "time__prepare", "time__generation"), math.nan)
     args, evidence = edited(
         measured, **stages, time__step=20.0, time__training_mesh_idle=2.0, time__rollout_mesh_busy=19.0
     )
-    assert (args.lag, args.gpus, args.generation_gpus) == (1, 4, 1) and evidence.generation_s == 19
-    assert args.slots == 24 and args.train_s == pytest.approx(18 * 3 / 4)
+    share = training / (1 + training)
+    assert (args.lag, args.gpus, args.generation_gpus) == (1, 1 + training, 1) and evidence.generation_s == 19
+    assert args.slots == 24 and args.train_s == pytest.approx(18 * share)
     assert run(both(args.point, evidence)[1], evidence).stages.train == pytest.approx(18)
     alone = replace(args.point, lag=0)
-    assert run(both(alone, evidence)[1], evidence).stages.train == pytest.approx(18 * 3 / 4)
+    assert run(both(alone, evidence)[1], evidence).stages.train == pytest.approx(18 * share)
     elsewhere, _ = read_options("--from-run", str(measured), "--hardware", "h100", "--model", "qwen3-8b")
     assert (elsewhere.lag, elsewhere.gpus, elsewhere.generation_gpus) == (0, 8, 0)
 

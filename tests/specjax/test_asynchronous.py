@@ -170,8 +170,10 @@ def test_what_cannot_be_is_refused() -> None:
         AsynchronousStep(stages, mesh_of(1, 1, 1))
     with pytest.raises(ValueError, match="rollout_mesh = .*: needs 7 devices"):
         disjoint_mesh(MeshConfig(7), stages.mesh)
-    with pytest.raises(ValueError, match="its 3 devices must divide 2"):
-        AsynchronousStep(stages, disjoint_mesh(MeshConfig(3), stages.mesh)).begin(state_on(stages.mesh), make_prompts())
+    with pytest.raises(ValueError, match="has 3 devices; must be a multiple or a divisor of 2"):
+        AsynchronousStep(stages, disjoint_mesh(MeshConfig(3), stages.mesh))
+    with pytest.raises(ValueError, match="has 2 times the devices of mesh; data x fsdp must be a multiple of 2"):
+        AsynchronousStep(stages, disjoint_mesh(MeshConfig(1, 1, 1, 4), stages.mesh))
 
 
 class Pending:
