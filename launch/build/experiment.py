@@ -135,8 +135,10 @@ class Experiment:
                 args = replace(params, memory=()), batch, (step, step), draft_length_indices
                 rollout = jax.eval_shape(run, *args)
         except (TypeError, ValueError) as error:
-            name = self.config.rollout.function
-            raise ConfigError(str(error) if name is None else f"rollout.function = {name}: {error}") from error
+            name, own = self.config.rollout.function, mesh == self.mesh
+            of_mesh = "" if own else f"asynchronous.rollout_mesh = {mesh.devices.shape}: "
+            of_function = "" if name is None else f"rollout.function = {name}: "
+            raise ConfigError(f"{of_mesh}{of_function}{error}") from error
         found, expected = (rollout.tokens.shape, rollout.lengths.shape), ((rows, config.max_new_tokens), (rows,))
         if found != expected:
             name = self.config.rollout.function
