@@ -1,18 +1,15 @@
 """Reference implementation of every operation. It is the default, and tuned kernels are tested against it."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from specjax.kernels.row_groups import grouped as grouped
 from specjax.types import LayerCache, PyTree
 
-# Rows of a block in `grouped`, all of one group, and in how many parts the blocks are multiplied. Parts without rows
-# are skipped: where experts are split over devices, each has rows for its own alone, but room for all.
-BLOCK, PARTS = 128, 8
 State = TypeVar("State", bound=PyTree)
 Product = Callable[[str, Array, Array], Array]
 
@@ -38,43 +35,6 @@ def matmul_quantized(
 def matmul_transposed(x: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> Float[Array, "*batch V"]:
     """Multiply by the transpose of an embedding table, as a tied vocabulary head does."""
     return matmul(x, table.T)
-
-
-def grouped(
-    x: Float[Array, "M D"], weights: Float[Array, "groups D F"], sizes: Int[Array, "groups"]
-) -> Float[Array, "M F"]:
-    """Multiply each group of rows by its own matrix: the first sizes[0] rows by weights[0], and so on.
-
-    Rows after the last group become zero. Each group is padded to whole blocks of rows, and blocks are multiplied in
-    batched products, each by a copy of its group's matrix. XLA makes of `jax.lax.ragged_dot` on GPUs (jax 0.10.2 and
-    0.12) a product of every row with every matrix; for 65,536 rows and 128 groups that takes many times the memory.
-    """
-    rows, groups, block = len(x), len(weights), min(BLOCK, len(x))
-    count = -(-rows // block) + groups
-    parts = min(PARTS, count)
-    ends, padded = jnp.cumsum(sizes), -(-sizes // block) * block
-    padded_ends, row = jnp.cumsum(padded), jnp.arange(rows)
-    group = jnp.minimum(jnp.searchsorted(ends, row, side="right"), groups - 1)
-    room = -(-count // parts) * parts * block
-    # Rows after the last group lie beyond the blocks, where nothing is written and zeros are read.
-    place = jnp.where(row < ends[-1], (padded_ends - padded)[group] + row - (ends - sizes)[group], room + row)
-    into = jnp.zeros((room, x.shape[1]), x.dtype).at[place].set(x, mode="drop", unique_indices=True)
-    first = jnp.arange(room // block).reshape(parts, -1) * block
-    owner = jnp.minimum(jnp.searchsorted(padded_ends, first, side="right"), groups - 1)
-
-    # The backward pass copies the matrices again: kept, they would be the largest arrays of training.
-    @partial(jax.checkpoint, prevent_cse=False)
-    def multiply(blocks: Array, owner: Array, weights: Array) -> Array:
-        return jnp.einsum("bid,bdf->bif", blocks, weights.at[owner].get(indices_are_sorted=True))
-
-    def part(_: None, each: tuple[Array, Array, Array]) -> tuple[None, Array]:
-        blocks, owner, first = each
-        zeros = jnp.zeros((*blocks.shape[:2], weights.shape[2]), x.dtype)
-        used = first[0] < padded_ends[-1]
-        return None, jax.lax.cond(used, multiply, lambda *_: zeros, blocks, owner, weights)
-
-    _, y = jax.lax.scan(part, None, (into.reshape(parts, -1, block, x.shape[1]), owner, first))
-    return y.reshape(room, -1).at[place].get(mode="fill", fill_value=0, unique_indices=True)
 
 
 def attend(

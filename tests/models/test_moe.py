@@ -16,6 +16,7 @@ from models.decoder import init_decoder, make_policy
 from models.moe import MoE
 from models.params import abstract_params, by_path, init_params
 from specjax import kernels
+from specjax.kernels import row_groups
 from specjax.parallel.mesh import BATCH_AXES, MeshConfig, make_mesh
 from specjax.testing.hlo import Program, collectives
 from specjax.types import PolicyOutput, PyTree
@@ -199,7 +200,7 @@ def test_layers_of_experts_must_be_layers():
 @pytest.mark.parametrize("sizes", [(3, 0, 5, 1), (0, 0, 0, 0), (4, 4, 4, 4), (0, 0, 16, 0)])
 def test_a_grouped_product_multiplies_each_row_by_the_matrix_of_its_group(sizes: tuple[int, ...], monkeypatch):
     """This holds for XLA's own operation and for blocks of 4 rows. Rows after the last group, of 16, become zero."""
-    monkeypatch.setattr(kernels.plain, "BLOCK", 4)
+    monkeypatch.setattr(row_groups, "BLOCK", 4)
     rng = np.random.default_rng(0)
     x, weights = rng.normal(size=(16, 6)).astype(np.float32), rng.normal(size=(4, 6, 5)).astype(np.float32)
     cotangent = rng.normal(size=(16, 5)).astype(np.float32)

@@ -1,0 +1,116 @@
+"""Products of groups of rows, each group with its own matrix, in blocks of rows: plain XLA, with its own gradient.
+
+XLA makes of `jax.lax.ragged_dot` on GPUs (jax 0.10.2 and 0.12) a product of every row with every matrix; for 65,536
+rows and 128 groups that takes many times the memory. The gradient is written out because JAX would keep a copy of all
+matrices for every part of the blocks.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+# Rows of a block, all of one group, and in how many parts the blocks are multiplied. Parts without rows are skipped:
+# where experts are split over devices, each has rows for its own alone, but room for all.
+BLOCK, PARTS = 128, 8
+
+Residuals = tuple[Array, Array, Array]
+
+
+class Layout(NamedTuple):
+    """Rows of groups that are padded to whole blocks.
+
+    Attributes:
+        place: int32 [M], of each row among the padded ones. Beyond them for rows after the last group, where nothing is
+               written and zeros are read.
+        owner: int32 [parts, blocks], the group of each block, ascending.
+        used:  bool [parts], whether a part has a row.
+    """
+
+    place: Int[Array, "M"]
+    owner: Int[Array, "parts blocks"]
+    used: Bool[Array, "parts"]
+
+
+@jax.custom_vjp
+def grouped(
+    x: Float[Array, "M D"], weights: Float[Array, "groups D F"], sizes: Int[Array, "groups"]
+) -> Float[Array, "M F"]:
+    """Multiply each group of rows by its own matrix: the first sizes[0] rows by weights[0], and so on.
+
+    Rows after the last group become zero. Each group is padded to whole blocks of rows, and blocks are multiplied in
+    batched products, each by a copy of its group's matrix.
+    """
+    layout = _layout(len(x), sizes)
+    return _rows(_multiplied("bid,bdf->bif", _blocks(x, layout), weights, layout), layout)
+
+
+def _forward(x: Array, weights: Array, sizes: Array) -> tuple[Array, Residuals]:
+    return grouped(x, weights, sizes), (x, weights, sizes)
+
+
+def _backward(residuals: Residuals, gradient: Array) -> tuple[Array, Array, None]:
+    x, weights, sizes = residuals
+    layout = _layout(len(x), sizes)
+    rows, gradients = _blocks(x, layout), _blocks(gradient, layout)
+    dtype = jnp.promote_types(weights.dtype, jnp.float32)
+
+    def add_part(total: Array, part: tuple[Array, ...]) -> tuple[Array, None]:
+        rows, gradients, owner, used = part
+
+        def add(total: Array) -> Array:
+            products = jnp.einsum("bid,bif->bdf", rows, gradients, preferred_element_type=dtype)
+            return total.at[owner].add(products, indices_are_sorted=True)
+
+        return jax.lax.cond(used, add, lambda total: total, total), None
+
+    parts = rows, gradients, layout.owner, layout.used
+    total, _ = jax.lax.scan(add_part, jnp.zeros(weights.shape, dtype), parts)
+    back = _rows(_multiplied("bif,bdf->bid", gradients, weights, layout), layout)
+    return back, total.astype(weights.dtype), None
+
+
+grouped.defvjp(_forward, _backward)
+
+
+def _layout(rows: int, sizes: Int[Array, "groups"]) -> Layout:
+    groups, block = len(sizes), min(BLOCK, rows)
+    count = -(-rows // block) + groups
+    parts = min(PARTS, count)
+    room = -(-count // parts) * parts * block
+    ends, padded = jnp.cumsum(sizes), -(-sizes // block) * block
+    padded_ends, row = jnp.cumsum(padded), jnp.arange(rows)
+    group = jnp.minimum(jnp.searchsorted(ends, row, side="right"), groups - 1)
+    place = jnp.where(row < ends[-1], (padded_ends - padded)[group] + row - (ends - sizes)[group], room + row)
+    first = jnp.arange(room // block).reshape(parts, -1) * block
+    owner = jnp.minimum(jnp.searchsorted(padded_ends, first, side="right"), groups - 1)
+    return Layout(place, owner, first[:, 0] < padded_ends[-1])
+
+
+def _blocks(x: Float[Array, "M D"], layout: Layout) -> Float[Array, "parts blocks rows D"]:
+    block = min(BLOCK, len(x))
+    into = jnp.zeros((layout.owner.size * block, x.shape[1]), x.dtype)
+    into = into.at[layout.place].set(x, mode="drop", unique_indices=True)
+    return into.reshape(*layout.owner.shape, block, -1)
+
+
+def _rows(blocks: Float[Array, "parts blocks rows F"], layout: Layout) -> Float[Array, "M F"]:
+    padded = blocks.reshape(-1, blocks.shape[-1])
+    return padded.at[layout.place].get(mode="fill", fill_value=0, unique_indices=True)
+
+
+def _multiplied(
+    axes: str, blocks: Float[Array, "parts blocks rows _"], weights: Float[Array, "groups D F"], layout: Layout
+) -> Float[Array, "parts blocks rows _"]:
+    def part(_: None, each: tuple[Array, Array, Array]) -> tuple[None, Array]:
+        blocks, owner, used = each
+
+        def multiply() -> Array:
+            return jnp.einsum(axes, blocks, weights.at[owner].get(indices_are_sorted=True))
+
+        made = jax.eval_shape(multiply)
+        return None, jax.lax.cond(used, multiply, lambda: jnp.zeros(made.shape, made.dtype))
+
+    _, made = jax.lax.scan(part, None, (blocks, layout.owner, layout.used))
+    return made
