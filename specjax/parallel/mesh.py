@@ -128,16 +128,16 @@ def check_groups(shape: tuple[int, ...], owners: Sequence[int], name: str = "mes
 
     owners: the process of each device, in the order of the mesh.
     """
-    if len({*owners}) == 1:
-        return
     model = math.prod(shape[len(BATCH_AXES) :])
-    for process in sorted({*owners}):
-        devices = owners.count(process)
-        if devices % model and model % devices:
-            raise ValueError(
-                f"{name}.{f' x {name}.'.join(MODEL_AXES)} = {model}: must divide the {devices} devices of process "
-                f"{process}, or be a multiple of them"
-            )
+    for start in range(0, len(owners), model):
+        group = owners[start : start + model]
+        for process in sorted({*group}):
+            if group.count(process) < min(model, owners.count(process)):
+                raise ValueError(
+                    f"{name}.{f' x {name}.'.join(MODEL_AXES)} = {model}: would join {group.count(process)} of the "
+                    f"{owners.count(process)} devices of process {process} with others; must divide them, or be a "
+                    "multiple of them"
+                )
 
 
 def batch_shards(mesh: Mesh) -> int:

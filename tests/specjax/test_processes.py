@@ -103,9 +103,18 @@ def test_groups_of_model_axes_fill_processes_of_four_devices_or_divide_them(shap
     check_groups(shape, [device // 4 for device in range(8)])
 
 
-def test_a_group_of_model_axes_over_parts_of_two_processes_is_refused() -> None:
-    with refuses("mesh.expert x mesh.tensor = 3: must divide the 4 devices of process 0, or be a multiple of them"):
-        check_groups((2, 1, 1, 3), [0, 0, 0, 0, 1, 1])
+@pytest.mark.parametrize(
+    ("size", "owners", "message"),
+    [
+        (3, [0, 0, 0, 0, 1, 1], "= 3: would join 1 of the 4 devices of process 0 with others"),
+        (4, [0, 0, 1, 1, 1, 1, 2, 2], "= 4: would join 2 of the 4 devices of process 1 with others"),
+    ],
+)
+def test_a_group_of_model_axes_over_parts_of_two_processes_is_refused(
+    size: int, owners: list[int], message: str
+) -> None:
+    with refuses(f"mesh.expert x mesh.tensor {message}"):
+        check_groups((2, 1, 1, size), owners)
 
 
 def test_two_processes_save_and_restore_to_the_bit(job: Job) -> None:
