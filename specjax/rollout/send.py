@@ -108,7 +108,7 @@ class Send:
 
 
 def check_sizes(source: Mesh, target: Mesh) -> None:
-    """Raise ValueError unless the size of one mesh divides the other's, and a larger target is so along data x fsdp."""
+    """Raise ValueError unless one size divides the other, and the quotient the data x fsdp of a larger target."""
     name = f"asynchronous.rollout_mesh = {target.devices.shape}"
     large, small = max(source.size, target.size), min(source.size, target.size)
     if large % small:
