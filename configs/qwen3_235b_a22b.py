@@ -10,8 +10,7 @@ in the two. No load-balance loss, as in other public RL recipes for this model (
 Draft: an EAGLE-3 head with random weights, distilled from every rollout, over the 32,000 most frequent tokens of the
 problems. Draft length 0 where 3 does not pay: a verification of several tokens reads more experts than one token does.
 
-Mesh: 64 GPUs of 141 GB, 4 along each of `fsdp`, `expert` and `tensor`. By its plan (docs/plan.md) the update fits there,
-and the rollout needs 17 GiB more.
+Minimum mesh: 64 GPUs of 141 GB, 4 along each of `fsdp`, `expert` and `tensor`.
 GiB per GPU, by the sizes of arrays and without activations:
 - master weights and moments in float32: 46
 - gradients: 15; their sum over microbatches: 15
