@@ -60,7 +60,7 @@ def _backward(residuals: Residuals, gradient: Array) -> tuple[Array, Array, None
     x, weights, sizes = residuals
     layout = _layout(len(x), sizes)
     rows, gradients = _blocks(x, layout), _blocks(gradient, layout)
-    dtype = jnp.promote_types(weights.dtype, jnp.float32)
+    dtype = jnp.dtype("float32") if weights.dtype.itemsize < 4 else weights.dtype
 
     def add_part(total: Array, part: tuple[Array, ...]) -> tuple[Array, None]:
         rows, gradients, owner, used = part

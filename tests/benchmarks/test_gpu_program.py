@@ -130,6 +130,22 @@ def test_on_a_gpu_a_grouped_product_does_not_multiply_every_row_by_every_matrix(
     assert elements >= ROWS * MATRICES * OUTER and temporary > 12
 
 
+def test_on_a_gpu_the_buffers_of_several_layers_of_experts_are_not_held_at_once(h100: Mesh):
+    def layers(x: jax.Array, up: jax.Array, down: jax.Array, sizes: jax.Array) -> jax.Array:
+        for _ in range(6):
+            x += kernels.grouped(jax.nn.silu(kernels.grouped(x, up, sizes)), down, sizes)
+        return x
+
+    device = NamedSharding(h100, PartitionSpec())
+    shapes = (ROWS, INNER), (MATRICES, INNER, OUTER), (MATRICES, OUTER, INNER)
+    args = [jax.ShapeDtypeStruct(shape, "bfloat16", sharding=device) for shape in shapes]
+    with jax.set_mesh(h100):
+        lowered = jax.jit(layers).lower(*args, jax.ShapeDtypeStruct((MATRICES,), "int32", sharding=device))
+        memory = lowered.compile(compiler_options=COMPILER_OPTIONS).memory_analysis()
+    # Two buffers of 0.3 GiB in each layer.
+    assert memory is not None and memory.temp_size_in_bytes < 2.5 * 2**30
+
+
 def test_on_a_gpu_a_rollout_copies_no_cache_and_reads_an_8_bit_draft_in_8_bits(h100: Mesh):
     """Neither admission nor the choice of a draft length doubles the caches. Loops carry the draft in 8 bits."""
     size = dict(hidden_size=512, num_heads=8, num_kv_heads=4, head_dim=64, vocab_size=2048, dtype="bfloat16")
