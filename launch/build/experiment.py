@@ -135,10 +135,10 @@ class Experiment:
                 args = replace(params, memory=()), batch, (step, step), draft_length_indices
                 rollout = jax.eval_shape(run, *args)
         except (TypeError, ValueError) as error:
-            name, own = self.config.rollout.function, mesh == self.mesh
-            of_mesh = "" if own else f"asynchronous.rollout_mesh = {mesh.devices.shape}: "
-            of_function = "" if name is None else f"rollout.function = {name}: "
-            raise ConfigError(f"{of_mesh}{of_function}{error}") from error
+            name, reason = self.config.rollout.function, str(error)
+            if mesh != self.mesh:
+                reason = reason.replace("mesh.", "asynchronous.rollout_mesh.")
+            raise ConfigError(reason if name is None else f"rollout.function = {name}: {reason}") from error
         found, expected = (rollout.tokens.shape, rollout.lengths.shape), ((rows, config.max_new_tokens), (rows,))
         if found != expected:
             name = self.config.rollout.function

@@ -55,7 +55,7 @@ def read_evidence(directory: Path) -> tuple[dict[str, Any], Evidence]:
     found |= {"gpus": shards, "lag": lag}
     train_s, draft_s, notes = _training(run)
     if lag:
-        # The model axes of a data shard count as one device.
+        # Devices of both sides in data shards of the rollout mesh, model axes included.
         training = max(_shards(config, "mesh", AXES) * shards // _shards(config, rollout_mesh, AXES), 1)
         found |= {"gpus": shards + training, "generation_gpus": shards}
         # Seconds of training are given for all devices.

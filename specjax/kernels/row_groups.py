@@ -22,12 +22,12 @@ class Layout(NamedTuple):
     """Rows of groups that are padded to whole blocks.
 
     Attributes:
-        place: int32 [M], of each row among the padded ones. Beyond them for rows after the last group, where nothing is
-               written and zeros are read.
+        place: int32 [M], index of each row among the padded ones. Past their end for rows after the last group: nothing
+               is written there, and zeros are read.
         owner: int32 [parts, blocks], the group of each block, ascending.
         used:  bool [parts], whether a part has a row.
-        zero:  int32, 0. Zeros that depend on nothing may be made long before they are needed: XLA for GPUs (jax 0.10.2)
-               made those of all layers of a network at the start of a prefill.
+        zero:  int32, 0, computed from the sizes, so that XLA cannot make buffers of zeros early. It made those of all
+               layers of a network at the start of a prefill (for GPUs, jax 0.10.2).
     """
 
     place: Int[Array, "M"]
@@ -91,7 +91,7 @@ def _layout(rows: int, sizes: Int[Array, "groups"]) -> Layout:
     place = jnp.where(row < ends[-1], (padded_ends - padded)[group] + row - (ends - sizes)[group], room + row)
     first = jnp.arange(room // block).reshape(parts, -1) * block
     owner = jnp.minimum(jnp.searchsorted(padded_ends, first, side="right"), groups - 1)
-    # Sizes are not negative, which XLA does not know.
+    # The minimum is always 0, which XLA does not know.
     return Layout(place, owner, first[:, 0] < padded_ends[-1], jnp.minimum(sizes[0], 0))
 
 

@@ -135,8 +135,8 @@ def check_groups(shape: tuple[int, ...], owners: Sequence[int], name: str = "mes
             if group.count(process) < min(model, owners.count(process)):
                 raise ValueError(
                     f"{name}.{f' x {name}.'.join(MODEL_AXES)} = {model}: would join {group.count(process)} of the "
-                    f"{owners.count(process)} devices of process {process} with others; must divide them, or be a "
-                    "multiple of them"
+                    f"{owners.count(process)} devices of process {process} with others; each group must be within one "
+                    "process, or have all devices of several"
                 )
 
 

@@ -57,8 +57,8 @@ class Move:
 def join_groups(groups: Mesh, axis: int, *parts: jax.Array) -> jax.Array:
     """Return one array [1, ..] of the parts [1, ..] on the groups of a mesh, which are along its first axis.
 
-    axis: the one of the array without its first axis that the groups share: in turn, each has a part of what one device
-    of each has there. Negative: the parts are copies of the array.
+    axis: axis along which the array without its first axis is split. Piece s * groups + g is on device s of group g.
+    Negative: every part is the whole array.
     """
     first, *_ = parts
     assert isinstance(first.sharding, NamedSharding)

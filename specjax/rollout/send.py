@@ -55,7 +55,7 @@ class Send:
     def __call__(self, *args: Any) -> PyTree:
         """Return the arrays that `make` returns for these arguments, on the target mesh."""
         if self._scatter is None:
-            self._scatter = self._compile(*args)
+            self._scatter = self._build(*args)
         with jax.set_mesh(self._source):
             parts = kernels.finished(self._scatter(*args), self._source)
         moved = [move(part) for move, part in zip(self._moves, parts, strict=True)]
@@ -63,16 +63,18 @@ class Send:
         with jax.set_mesh(self._target):
             return kernels.finished(self._gather(whole), self._target)
 
-    def _compile(self, *args: Any) -> Callable[..., list[PyTree]]:
-        """Return the first part for arguments like these, which returns arrays [1, ..] for each group of receivers."""
+    def _build(self, *args: Any) -> Callable[..., list[PyTree]]:
+        """Build the moves for arguments like these. Return the program before them: arrays [1, ..] for each group."""
         count = len(self._receivers.devices)
 
         def part(x: Array, axis: int, number: int) -> Array:
-            """Of each sender's share of this axis, the part for one group."""
+            """Return piece `number` of each sender's share of this axis."""
             if axis == WHOLE:
                 return x[None]
             senders = batch_shards(self._receivers)
-            shares = x.reshape(*x.shape[:axis], senders, count, -1, *x.shape[axis + 1 :])
+            shares = x.reshape(
+                *x.shape[:axis], senders, count, x.shape[axis] // (senders * count), *x.shape[axis + 1 :]
+            )
             return jax.lax.index_in_dim(shares, number, axis + 1, keepdims=False).reshape(
                 1, *x.shape[:axis], x.shape[axis] // count, *x.shape[axis + 1 :]
             )

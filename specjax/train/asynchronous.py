@@ -121,6 +121,7 @@ class AsynchronousStep:
         self._spans.append(self._rollouts.time(start, sent.versions.policy, rollout.lengths))
         # Copied because the state is donated to the step.
         drafting = None if state.drafting is None else jax.tree.map(jnp.copy, state.drafting)
+        # As the rollout: whole where rows are of several processes.
         prompts = processes.place(prompts, waiting_sharding(self._mesh))
         ahead = Ahead(prompts, rollout, sent.versions, drafting)
         return replace(state, ahead=(*state.ahead, ahead), carried=carried)
