@@ -64,7 +64,7 @@ BYTES = {"--data.tokenizer": "bytes", "--data.chat-template-kwargs": "{}"}
         ),
         (
             {"--asynchronous.lag": "1", "--asynchronous.rollout-mesh.tensor": "2", "--mesh.data": "2"},
-            "vocab_size = 15: must be a multiple of asynchronous.rollout_mesh.tensor = 2",
+            "vocab_size = 9: must be a multiple of asynchronous.rollout_mesh.tensor = 2",
         ),
         ({"--asynchronous.rollout-mesh.data": "2"}, "asynchronous.rollout_mesh = (2, 1, 1, 1):...asynchronous.lag"),
         ({"--asynchronous.lag": "8", "--steps": "8"}, "asynchronous.lag = 8:...steps = 8"),
