@@ -1,5 +1,6 @@
 """Construction of everything that a run needs before its first step: mesh, networks, problems, functions."""
 
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -137,7 +138,8 @@ class Experiment:
         except (TypeError, ValueError) as error:
             name, reason = self.config.rollout.function, str(error)
             if mesh != self.mesh:
-                reason = reason.replace("mesh.", "asynchronous.rollout_mesh.")
+                # Messages name the axes of a mesh as those of `mesh`.
+                reason = re.sub(r"(?<![\w.])mesh\.", "asynchronous.rollout_mesh.", reason)
             raise ConfigError(reason if name is None else f"rollout.function = {name}: {reason}") from error
         found, expected = (rollout.tokens.shape, rollout.lengths.shape), ((rows, config.max_new_tokens), (rows,))
         if found != expected:
