@@ -13,7 +13,7 @@ from models.moe import MoE
 from models.rope import Rotation
 from specjax import kernels
 from specjax.cache import View, decode_view, token_at, tokens_at, uncached_view
-from specjax.parallel.mesh import constrain
+from specjax.parallel.mesh import constrain, gather_weights
 from specjax.types import Cache, LayerCache, Mixture, Policy, PolicyOutput, PyTree, Routing
 
 
@@ -136,11 +136,12 @@ class Decoder(nn.Module):
     def unembed(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Return the logits of hidden states that have passed the final norm."""
         logits = kernels.matmul_transposed(hidden, self._table()) if self.config.tie_embeddings else self.head(hidden)
-        return constrain(logits, "batch", None, None)
+        # Losses only add up over the vocabulary. `process_logits` gathers the few rows of a rollout.
+        return constrain(logits, "batch", None, "vocab")
 
     def _table(self) -> Float[Array, "V D"]:
         """Return the embeddings in the compute dtype, gathered over `fsdp` so that a lookup is not replicated."""
-        return constrain(self.embed.embedding.astype(self.config.dtype), "vocab", None)
+        return gather_weights(self.embed.embedding.astype(self.config.dtype), "vocab", "embed")
 
 
 def make_policy(config: DecoderConfig, remat: Remat = "none") -> Policy:

@@ -13,7 +13,7 @@ from specjax import cache as kv
 from specjax import kernels
 from specjax.cache import View
 from specjax.drafters.training_time_test import attend_unrolled
-from specjax.parallel.mesh import constrain
+from specjax.parallel.mesh import constrain, gather_weights
 from specjax.quantization import project
 from specjax.types import LayerCache
 
@@ -48,6 +48,8 @@ class Projection(nn.Module):
             out_axis=tuple(range(contract, contract + len(features))),
         )
         kernel = self._parameter("kernel", fan_in, self.axes, (*inner, *features))
+        if isinstance(kernel, jax.Array):  # not one in 8 bits, which only rollouts read
+            kernel = gather_weights(kernel.astype(c.dtype), *self.axes)
         y = project(x.astype(c.dtype), kernel, contract)
         if self.bias:
             bias = self._parameter("bias", nn.initializers.zeros, self.axes[contract:], features).astype(c.dtype)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, Integer
 
 from models.config import ExpertsConfig, LayerConfig
 from specjax import kernels
-from specjax.parallel.mesh import AXES, MODEL_AXES, constrain, spec
+from specjax.parallel.mesh import AXES, MODEL_AXES, constrain, gather_weights, spec
 from specjax.types import Routing
 
 # Most tokens of a forward with a cache for which every expert computes every token. Up to about as many, reading the
@@ -88,7 +88,8 @@ def _parameter(
     )
     boxed, config = nn.with_logical_partitioning(init, axes), module.config
     # Rounded to the compute dtype first, like the rollout's copy: both forwards are one policy.
-    return cast(Array, module.param(name, boxed, shape, jnp.dtype(config.param_dtype))).astype(config.dtype)
+    weights = cast(Array, module.param(name, boxed, shape, jnp.dtype(config.param_dtype)))
+    return gather_weights(weights.astype(config.dtype), *axes)
 
 
 def _over_mesh(

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int
 
 from specjax import kernels
 from specjax.options import Fraction, Options, Positive, at_least, at_most, zero_or_at_least
+from specjax.parallel.mesh import constrain
 
 # Logits are divided by it: below the bound float32 overflows.
 Temperature = Annotated[float, zero_or_at_least(1e-4), at_most(10_000)]
@@ -46,6 +47,8 @@ def full_log_probs(logits: Float[Array, "... V"], law: SamplingLaw) -> Float[Arr
 
 def process_logits(logits: Float[Array, "... V"], law: SamplingLaw) -> Float[Array, "... V"]:
     """Return the normalised log-probs of the law, float32, minus infinity outside its support."""
+    # Gathered over `tensor` once: every cut searches the row, and every draw takes its largest number.
+    logits = constrain(logits, "batch", *(None,) * (logits.ndim - 1))
     if law.temperature == 0:
         best = jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1], dtype=bool)
         return jnp.where(best, 0.0, -jnp.inf)

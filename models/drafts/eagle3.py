@@ -150,7 +150,7 @@ class Eagle3(nn.Module):
 
     def unembed(self, normed: Float[Array, "B T D"]) -> Float[Array, "B T Vd"]:
         """Return the logits over the draft vocabulary."""
-        return constrain(self.head(normed), "batch", None, None)
+        return constrain(self.head(normed), "batch", None, "vocab")
 
 
 def make_eagle3(

@@ -131,7 +131,7 @@ def make_mtp(config: MTPConfig, policy: Policy, unroll: int = 3) -> HeadDrafter:
         features=_hidden,
         fuse=lambda params, features: features,
         step=step_of(module, policy),
-        unembed=lambda params, normed: constrain(logits(params, normed), "batch", None, None),
+        unembed=lambda params, normed: constrain(logits(params, normed), "batch", None, "vocab"),
         init_cache=lambda rows, length: (init_cache(config, rows, length),),
     )
     return HeadDrafter(head, policy.vocab_size, unroll=unroll)

@@ -173,6 +173,14 @@ def constrain(x: Array, *logical: str | None) -> Array:
     return jax.lax.with_sharding_constraint(x, spec(logical, x.shape, mesh))
 
 
+def gather_weights(x: Array, *logical: str | None) -> Array:
+    """Return a parameter as its readers need it: whole over `fsdp`, otherwise split by its logical axes.
+
+    Left to itself, XLA moved the weights of attention from `fsdp` to `expert` first, and gathered them there.
+    """
+    return constrain(x, *(None if RULES[name].mesh_axes == ("fsdp",) else name for name in logical))
+
+
 def shardings(abstract: PyTree, logical: PyTree, mesh: Mesh) -> PyTree:
     """Return NamedShardings for a tree of arrays (or their shapes) from the matching tree of logical axis names."""
     return jax.tree.map(lambda x, axes: NamedSharding(mesh, spec(tuple(axes), x.shape, mesh)), abstract, logical)

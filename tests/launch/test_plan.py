@@ -75,14 +75,23 @@ def test_of_a_ladder_only_the_longest_window_is_compiled():
     assert "sort" in str(bucketed.jaxpr) and len(str(bucketed.jaxpr)) < 1.2 * len(str(plain.jaxpr))
 
 
-@pytest.mark.slow
-def test_the_outputs_of_experts_are_summed_over_their_axis():
+def plan_of_a_mixture() -> Plan:
     experts = ExpertsConfig(num_experts=4, active=2, intermediate_size=8)
     config = override(
         parse_run(argv("tiny", SMALL), "", ""),
         {"model.architecture.experts": experts, "mesh": MeshConfig(fsdp=2, expert=2, tensor=2)},
     )
-    found = Plan(abstract_experiment(config, make_mesh(config.mesh))).program("generate")
+    return Plan(abstract_experiment(config, make_mesh(config.mesh)))
+
+
+def test_an_update_gathers_weights_over_fsdp_and_neither_logits_nor_vocabulary_heads():
+    kinds = plan_of_a_mixture().program("update").collectives.fixed.count
+    assert {kind.axes for kind in kinds if kind.operation == "all-gather"} == {("fsdp",)}
+
+
+@pytest.mark.slow
+def test_the_outputs_of_experts_are_summed_over_their_axis():
+    found = plan_of_a_mixture().program("generate")
     assert {kind.axes for kind in found.collectives.turn.count} == {("tensor",), ("expert", "tensor")}
 
 
