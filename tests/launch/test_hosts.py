@@ -162,6 +162,19 @@ def test_two_processes_resume_what_four_have_saved(tmp_path: Path) -> None:
     assert_near(run, whole)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "devices"), [(4, 1), (2, 3)], ids=["each over two", "both in process 0"])
+def test_either_mesh_of_an_asynchronous_run_may_span_processes(count: int, devices: int, tmp_path: Path) -> None:
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    options = TWO | {"mesh.data": 2, "--asynchronous.lag": "1", "--asynchronous.rollout-mesh.data": "2"}
+    options |= {"--checkpoint.every": "2", "--eval.every": "2", "--warmup.steps": "2", "--warmup.batch-size": "4"}
+    options |= {"--rollout.max-new-tokens": "20"}
+    for steps, *more in (("2",), ("4", "--resume")):
+        finish_job(start_job(train(run, options | {"--steps": steps}, *more), count, devices))
+    finish_job(start_job(train(whole, options | {"--steps": "4"}), count=1, devices=4))
+    assert_near(run, whole)
+
+
 # The asynchronous job trains in process 0 and generates in process 1.
 AHEAD = TWO | {"mesh.data": 1, "--asynchronous.lag": "1"}
 
