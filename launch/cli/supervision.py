@@ -79,6 +79,8 @@ class Supervisor:
         with subprocess.Popen(
             [*self._command, *resume], stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
         ) as self._process:
+            if self._stopped is not None:  # a signal that came while there was no program to pass it to
+                self._process.send_signal(self._stopped)
             assert self._process.stderr is not None
             for line in self._process.stderr:
                 ending |= _LAST_LINES.match(line) is not None

@@ -2,10 +2,12 @@
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,6 +103,20 @@ def test_a_signal_is_passed_on_and_ends_the_restarts(tmp_path: Path) -> None:
 
     threading.Thread(target=stop).start()
     assert run(tmp_path, wait, deaths=1) == (128 + signal.SIGTERM, [""], [])
+
+
+def test_a_signal_between_two_starts_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = subprocess.Popen
+
+    def signalled(*args: Any, **options: Any) -> "subprocess.Popen[str]":
+        if (tmp_path / "starts").exists():
+            os.kill(os.getpid(), signal.SIGTERM)
+        return start(*args, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", signalled)
+    began = time.monotonic()
+    assert run(tmp_path, f"{KILL} if starts.read_text() == '\\n' else __import__('time').sleep(60)", deaths=9)[0] == 143
+    assert time.monotonic() - began < 30
 
 
 def test_its_command_line_names_a_program_and_the_directory_of_its_run() -> None:
