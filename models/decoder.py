@@ -136,7 +136,7 @@ class Decoder(nn.Module):
     def unembed(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Return the logits of hidden states that have passed the final norm."""
         logits = kernels.matmul_transposed(hidden, self._table()) if self.config.tie_embeddings else self.head(hidden)
-        # Losses only add up over the vocabulary. `process_logits` gathers the few rows of a rollout.
+        # Losses add up over the vocabulary, or pick a part of it. `process_logits` gathers the few rows of a rollout.
         return constrain(logits, "batch", None, "vocab")
 
     def _table(self) -> Float[Array, "V D"]:

@@ -45,10 +45,14 @@ def full_log_probs(logits: Float[Array, "... V"], law: SamplingLaw) -> Float[Arr
     return jax.nn.log_softmax(logits.astype(jnp.float32) / temperature)
 
 
+def whole_rows(logits: Float[Array, "... V"]) -> Float[Array, "... V"]:
+    """Return logits gathered over `tensor`: every cut searches a row, and every draw takes its largest number."""
+    return logits if logits.ndim == 1 else constrain(logits, "batch", *(None,) * (logits.ndim - 1))
+
+
 def process_logits(logits: Float[Array, "... V"], law: SamplingLaw) -> Float[Array, "... V"]:
     """Return the normalised log-probs of the law, float32, minus infinity outside its support."""
-    # Gathered over `tensor` once: every cut searches the row, and every draw takes its largest number.
-    logits = constrain(logits, "batch", *(None,) * (logits.ndim - 1))
+    logits = whole_rows(logits)
     if law.temperature == 0:
         best = jax.nn.one_hot(jnp.argmax(logits, axis=-1), logits.shape[-1], dtype=bool)
         return jnp.where(best, 0.0, -jnp.inf)

@@ -100,7 +100,7 @@ def _rollout(
     lengths = {"rollout.draft_length": max(rollout.lengths), **rows}
     return [
         growing("caches of the rollout", max(map(bytes_per_device, caches)) // tensor, options, hint),
-        growing("logits of a verification", logits // tensor, lengths, hint),
+        growing("logits of a verification", logits, lengths, hint),
         growing("tokens of the rollout", 4 * sequences * rollout.max_new_tokens, options),
     ]
 

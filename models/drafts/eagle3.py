@@ -20,7 +20,7 @@ from models.layers import Attention, Projection, RMSNorm, SwiGLU, init_cache, ro
 from specjax.cache import View, decode_view, tokens_at
 from specjax.drafters import DraftHead, HeadDrafter
 from specjax.options import Layers, Positive
-from specjax.parallel.mesh import constrain
+from specjax.parallel.mesh import constrain, gather_weights
 from specjax.types import Cache, Params, Policy, PolicyOutput, PyTree
 
 
@@ -192,7 +192,8 @@ def step_of(module: nn.Module, policy: Policy) -> Callable[..., tuple[Array, Arr
         params: Params, hidden: Array, tokens: Array, cache: Cache, view: View, returned_at: Array | None
     ) -> tuple[Array, Array, Cache]:
         # The policy's embeddings by reference. Training the draft does not change them.
-        table = constrain(jax.lax.stop_gradient(policy.embedding(params.policy)).astype(hidden.dtype), "vocab", None)
+        table = jax.lax.stop_gradient(policy.embedding(params.policy)).astype(hidden.dtype)
+        table = gather_weights(table, "vocab", "embed")
         embeddings = constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
         return cast(tuple, module.apply({"params": params.draft}, hidden, embeddings, cache, view, returned_at))
 

@@ -112,7 +112,7 @@ class MTP(nn.Module):
 
     def unembed(self, normed: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Return the logits of the head's own vocabulary head. Needs a convention with `own_head`."""
-        return self.head(normed)
+        return constrain(self.head(normed), "batch", None, "vocab")
 
 
 def make_mtp(config: MTPConfig, policy: Policy, unroll: int = 3) -> HeadDrafter:
@@ -131,7 +131,7 @@ def make_mtp(config: MTPConfig, policy: Policy, unroll: int = 3) -> HeadDrafter:
         features=_hidden,
         fuse=lambda params, features: features,
         step=step_of(module, policy),
-        unembed=lambda params, normed: constrain(logits(params, normed), "batch", None, "vocab"),
+        unembed=logits,
         init_cache=lambda rows, length: (init_cache(config, rows, length),),
     )
     return HeadDrafter(head, policy.vocab_size, unroll=unroll)

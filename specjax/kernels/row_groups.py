@@ -74,7 +74,9 @@ def _backward(residuals: Residuals, gradient: Array) -> tuple[Array, Array, None
     parts = rows, gradients, layout.owner, layout.used
     total, _ = jax.lax.scan(add_part, layout.zeros(weights.shape, dtype), parts)
     back = _rows(_multiplied("bif,bdf->bid", gradients, weights, layout), layout)
-    return back, total.astype(weights.dtype), None
+    # Tied, or XLA puts off the gradients of the matrices of several layers, and keeps the rows for all of them.
+    back, total = jax.lax.optimization_barrier((back, total.astype(weights.dtype)))
+    return back, total, None
 
 
 grouped.defvjp(_forward, _backward)

@@ -176,8 +176,10 @@ def constrain(x: Array, *logical: str | None) -> Array:
 def gather_weights(x: Array, *logical: str | None) -> Array:
     """Return a parameter as its readers need it: whole over `fsdp`, otherwise split by its logical axes.
 
-    Left to itself, XLA moved the weights of attention from `fsdp` to `expert` first, and gathered them there.
+    Give it in the dtype in which it is read. Left to itself, XLA (jax 0.10.2, for GPUs) gathers some parameters before
+    the cast, and moves those of attention from `fsdp` to `expert` before it gathers them.
     """
+    x = constrain(x, *logical)
     return constrain(x, *(None if RULES[name].mesh_axes == ("fsdp",) else name for name in logical))
 
 

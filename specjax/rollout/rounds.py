@@ -16,7 +16,7 @@ from specjax import kernels
 from specjax.drafters import Drafter, Proposal
 from specjax.drafters.base import DraftState
 from specjax.rollout.plan import RolloutConfig
-from specjax.sampling import full_log_probs, pick, process_logits
+from specjax.sampling import full_log_probs, pick, process_logits, whole_rows
 from specjax.types import Cache, Params, Policy, PolicyOutput, Writer, pytree
 from specjax.verify import Noise, Verifier, find_verifier
 
@@ -142,7 +142,7 @@ def commit(
     first stop token or beyond the length budget are cut off after they are drawn, so that the law does not change. The
     drafter observes the emitted tokens if there are `features`, that is, unless the draft length is 0.
     """
-    config = decoding.config
+    config, logits = decoding.config, whole_rows(logits)
     with jax.named_scope("commit"):
         log_p = process_logits(logits, config.law)
         verdict = decoding.verifier.verify(log_p, proposal.log_q, proposal.tokens, proposal.length, noise)

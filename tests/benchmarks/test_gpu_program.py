@@ -20,7 +20,7 @@ from launch.bench.models import Functions, functions
 from launch.bench.presets import Preset
 from launch.cli.errors import ConfigError
 from launch.plan.devices import COMPILER_OPTIONS, absent_gpus
-from models.config import DecoderConfig
+from models.config import DecoderConfig, ExpertsConfig
 from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.params import abstract_params
@@ -30,7 +30,7 @@ from specjax.rollout.generate import per_shard, prepare
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
 from specjax.testing.hlo import Program
-from specjax.types import Params, PolicyOutput, Prompts, Rollout
+from specjax.types import Params, PolicyOutput, Prompts, PyTree, Rollout
 
 
 def reported(draft_lengths: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
@@ -87,18 +87,28 @@ ROWS, MATRICES, INNER, OUTER = 65_536, 128, 2048, 768
 
 
 @pytest.fixture
-def h100() -> Iterator[Mesh]:
-    """Return a mesh of one absent H100 to compile for. Skips the test without jax's CUDA plugin."""
+def h100s() -> Iterator[list[Any]]:
+    """Return two absent H100s to compile for. Skips the test without jax's CUDA plugin."""
     try:
-        devices = absent_gpus("h100")
+        devices = absent_gpus("h100", 2)
     except ConfigError as error:
         pytest.skip(str(error))
     # Programs for absent devices can be written to the compile cache, but not read from it.
     name = "jax_persistent_cache_min_compile_time_secs"
     before = jax.config.jax_persistent_cache_min_compile_time_secs  # pyright: ignore[reportAttributeAccessIssue]
     jax.config.update(name, 1e9)
-    yield Mesh(np.reshape(np.array(devices), (1,) * len(AXES)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    yield devices
     jax.config.update(name, before)
+
+
+def mesh_over(devices: list[Any]) -> Mesh:
+    """Return a mesh of these devices along `fsdp`."""
+    return Mesh(np.reshape(np.array(devices), (1, -1, 1, 1)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+@pytest.fixture
+def h100(h100s: list[Any]) -> Mesh:
+    return mesh_over(h100s[:1])
 
 
 def largest_for_a_gpu(operation: Callable[..., jax.Array], mesh: Mesh) -> tuple[int, float]:
@@ -144,6 +154,56 @@ def test_on_a_gpu_the_buffers_of_several_layers_of_experts_are_not_held_at_once(
         memory = lowered.compile(compiler_options=COMPILER_OPTIONS).memory_analysis()
     # Two buffers of 0.3 GiB in each layer.
     assert memory is not None and memory.temp_size_in_bytes < 2.5 * 2**30
+
+
+def test_on_a_gpu_the_rows_of_experts_are_not_kept_for_gradients_that_are_put_off(h100: Mesh):
+    def loss(x: jax.Array, weights: list[tuple[jax.Array, jax.Array]], sizes: jax.Array) -> jax.Array:
+        for up, down in weights:
+            x += kernels.grouped(jax.nn.silu(kernels.grouped(x, up, sizes)), down, sizes)
+        return jnp.sum(x.astype(jnp.float32) ** 2)
+
+    def temporary(layers: int) -> int:
+        shapes = (ROWS, INNER), [((MATRICES, INNER, OUTER), (MATRICES, OUTER, INNER))] * layers, (MATRICES,)
+        device, dtypes = NamedSharding(h100, PartitionSpec()), ("bfloat16", "bfloat16", "int32")
+        args = [
+            jax.tree.map(partial(jax.ShapeDtypeStruct, dtype=dtype, sharding=device), shape, is_leaf=is_shape)
+            for shape, dtype in zip(shapes, dtypes, strict=True)
+        ]
+        with jax.set_mesh(h100):
+            compiled = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(*args).compile(COMPILER_OPTIONS)
+        memory = compiled.memory_analysis()
+        assert memory is not None
+        return memory.temp_size_in_bytes
+
+    # A layer keeps its input, of 0.25 GiB, for the backward pass.
+    assert temporary(10) - temporary(4) < 6 * 0.3 * 2**30
+
+
+def is_shape(x: object) -> bool:
+    return isinstance(x, tuple) and all(isinstance(each, int) for each in x)
+
+
+def test_on_gpus_weights_are_gathered_in_the_compute_dtype(h100s: list[Any]):
+    """Also where the backward pass computes a layer again, and for the gradients, which are scattered in it."""
+    size = dict(hidden_size=512, num_heads=8, num_kv_heads=4, head_dim=64, vocab_size=2048, dtype="bfloat16")
+    experts = ExpertsConfig(num_experts=8, active=2, intermediate_size=512)
+    decoder = DecoderConfig(**size, intermediate_size=1536, num_layers=2, feature_layers=(0,), experts=experts)
+    policy, mesh = make_policy(decoder, remat="full"), mesh_over(h100s)
+    params = abstract_params(partial(init_decoder, decoder), mesh)
+    rows = NamedSharding(mesh, PartitionSpec("fsdp"))
+    tokens, start = (jax.ShapeDtypeStruct(shape, "int32", sharding=rows) for shape in ((8, 256), (8,)))
+
+    def loss(params: PyTree, tokens: jax.Array, start: jax.Array) -> jax.Array:
+        return jnp.mean(jax.nn.log_softmax(policy.apply(params, tokens, start).logits.astype(jnp.float32))[..., 0])
+
+    # The gradient of jax's attention in bfloat16 promotes.
+    with jax.set_mesh(mesh), jax.numpy_dtype_promotion("standard"):
+        lowered = jax.jit(jax.grad(loss)).lower(params, tokens, start)
+        found = Program(lowered.compile(COMPILER_OPTIONS).as_text())
+    lines = [line for each in found.computations.values() for line in each]
+    gathers = [line for line in lines if line.opcode.startswith("all-gather")]
+    large = [line.line for line in gathers if line.elements > decoder.hidden_size * 64 and "f32" in line.dtypes]
+    assert len(gathers) > 2 * decoder.num_layers and not large
 
 
 def test_on_a_gpu_a_rollout_copies_no_cache_and_reads_an_8_bit_draft_in_8_bits(h100: Mesh):

@@ -136,6 +136,20 @@ def test_all_measurements_of_a_run_work_over_two_processes(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_two_processes_answer_and_evaluate_as_one_does(tmp_path: Path) -> None:
+    options = TWO | {"--steps": "2", "--checkpoint.every": "2"}
+    finish_job(start_job(train(tmp_path / "run", options), count=1, devices=2))
+    reading = ["--checkpoint", str(tmp_path / "run"), "--samples"]
+    for words in (
+        ["launch.generate", *argv("tiny", TWO), *reading, "1", "--prompt", "2+3="],
+        ["launch.evaluate", *argv("tiny", TWO), *reading, "2"],
+    ):
+        two, one = (finish_job(start_job(["-m", *words], count, 2 // count))[0] for count in (2, 1))
+        said = [[line for line in text.splitlines() if "tokens/s" not in line] for text in (two, one)]
+        assert len(said[1]) > 1 and [line for line in said[0] if not line.startswith("[Gloo]")] == said[1]
+
+
+@pytest.mark.slow
 def test_a_signal_to_one_process_ends_all_after_the_same_step_and_one_can_resume(tmp_path: Path) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
     options = TWO | {"--checkpoint.every": "100000"}
@@ -163,7 +177,7 @@ def test_two_processes_resume_what_four_have_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "devices"), [(4, 1), (2, 3)], ids=["each over two", "both in process 0"])
+@pytest.mark.parametrize(("count", "devices"), [(4, 1), (2, 3)], ids=["each over two", "process 0 in both"])
 def test_either_mesh_of_an_asynchronous_run_may_span_processes(count: int, devices: int, tmp_path: Path) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
     options = TWO | {"mesh.data": 2, "--asynchronous.lag": "1", "--asynchronous.rollout-mesh.data": "2"}
@@ -181,14 +195,14 @@ AHEAD = TWO | {"mesh.data": 1, "--asynchronous.lag": "1"}
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("killed", "mode"), [(0, TWO), (0, AHEAD), (1, AHEAD)])
+@pytest.mark.parametrize(("killed", "mode", "heartbeat"), [(0, TWO, 20), (1, TWO, 20), (0, AHEAD, 10), (1, AHEAD, 10)])
 def test_a_killed_process_ends_the_job_and_restarts_resume_to_the_bit(
-    killed: int, mode: Options, tmp_path: Path
+    killed: int, mode: Options, heartbeat: int, tmp_path: Path
 ) -> None:
     options = mode | {"--steps": "60", "--checkpoint.every": "10"}
     run, whole = tmp_path / "run", tmp_path / "whole"
     supervised = ["-m", "launch.supervise", *train(run, options)[1:]]
-    job = start_job([*supervised, "--hosts.heartbeat", "10"], count=2, devices=1, port=free_port())
+    job = start_job([*supervised, "--hosts.heartbeat", str(heartbeat)], count=2, devices=1, port=free_port())
     wait_for(lambda: len(saves(run)) > 0 and lines(run) > 12, job)
     trainers = [children(process.pid)[0] for process in job]
     subprocess.run(["kill", "-9", str(trainers[killed])], check=True)

@@ -78,7 +78,7 @@ def test_of_a_ladder_only_the_longest_window_is_compiled():
 def plan_of_a_mixture() -> Plan:
     experts = ExpertsConfig(num_experts=4, active=2, intermediate_size=8)
     config = override(
-        parse_run(argv("tiny", SMALL), "", ""),
+        parse_run(argv("tiny", SMALL | {"--logit-chunk": "8", "--model.remat": "full"}), "", ""),
         {"model.architecture.experts": experts, "mesh": MeshConfig(fsdp=2, expert=2, tensor=2)},
     )
     return Plan(abstract_experiment(config, make_mesh(config.mesh)))

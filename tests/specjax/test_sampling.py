@@ -88,6 +88,10 @@ def test_a_sharded_vocabulary_is_cut_in_the_same_way(law: SamplingLaw):
     logits = jnp.asarray(np.random.default_rng(0).normal(size=(24, 64)).astype(np.float32) * 3)
     spread = jax.device_put(logits, NamedSharding(mesh_of(1, 1, 8), P(None, "tensor")))
     whole, parts = (np.asarray(jax.jit(process_logits, static_argnums=1)(x, law)) for x in (logits, spread))
+    with jax.set_mesh(mesh_of(1, 1, 8)):
+        gathered = jax.jit(process_logits, static_argnums=1)(spread, law)
+    assert gathered.sharding.is_fully_replicated
+    np.testing.assert_array_equal(gathered, whole)
     np.testing.assert_array_equal(parts > -np.inf, whole > -np.inf)
     np.testing.assert_allclose(np.exp(parts), np.exp(whole), atol=1e-6)
 
