@@ -35,6 +35,45 @@ ALLOCATION = {
 }
 
 
+# Fields of the Kubernetes API (1.37) and of JobSet v1alpha2, with their types: those that such a file may need.
+CONTAINER = {
+    **dict(name=str, image=str, imagePullPolicy=str, workingDir=str, command=[str], args=[str]),
+    "env": [dict(name=str, value=str, valueFrom=dict(fieldRef=dict(fieldPath=str, apiVersion=str)))],
+    "ports": [dict(name=str, containerPort=int, hostPort=int, protocol=str)],
+    "resources": dict(limits=dict, requests=dict),
+    "volumeMounts": [dict(name=str, mountPath=str, subPath=str, readOnly=bool)],
+}
+VOLUME = dict(name=str, emptyDir=dict(medium=str, sizeLimit=str), hostPath=dict(path=str, type=str))
+VOLUME |= dict(persistentVolumeClaim=dict(claimName=str, readOnly=bool))
+POD = dict(restartPolicy=str, terminationGracePeriodSeconds=int, hostNetwork=bool, nodeSelector=dict)
+POD |= dict(containers=[CONTAINER], volumes=[VOLUME])
+METADATA = dict(name=str, namespace=str, labels=dict, annotations=dict)
+JOB = dict(parallelism=int, completions=int, completionMode=str, backoffLimit=int, activeDeadlineSeconds=int)
+JOB |= dict(template=dict(metadata=METADATA, spec=POD))
+JOBSET = {
+    **dict(apiVersion=str, kind=str, metadata=METADATA),
+    "spec": {
+        "network": dict(enableDNSHostnames=bool, publishNotReadyAddresses=bool, subdomain=str),
+        "failurePolicy": dict(maxRestarts=int, restartStrategy=str),
+        "replicatedJobs": [dict(name=str, replicas=int, template=dict(metadata=METADATA, spec=JOB))],
+    },
+}
+
+
+def assert_fits(value: Any, schema: Any, where: str = "") -> None:
+    """Verify that a value has fields of the schema alone, and their types."""
+    if isinstance(schema, type):
+        assert type(value) is schema, f"{where}: {value!r}"
+    elif isinstance(schema, list):
+        assert isinstance(value, list) and value, where
+        for each in value:
+            assert_fits(each, schema[0], where)
+    else:
+        for name in value:
+            assert name in schema, f"{where}: no field {name}"
+            assert_fits(value[name], schema[name], f"{where}.{name}")
+
+
 def slurm(directory: Path, *options: str, help: str = "--container-image", code: int = 0, **more: str) -> Any:
     """Run the batch script with stand-ins for Slurm's programs, which log to LOG."""
     for name, text in STUBS.items():
@@ -74,6 +113,7 @@ def test_the_sbatch_file_is_valid_bash_and_shows_what_it_would_start(tmp_path: P
 def test_each_pod_trains_as_one_process() -> None:
     job = yaml.safe_load((SCRIPTS / "kubernetes.yaml").read_text())
     assert (job["apiVersion"], job["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert_fits(job, JOBSET)
     (hosts,) = job["spec"]["replicatedJobs"]
     spec = hosts["template"]["spec"]
     pod = spec["template"]["spec"]
