@@ -30,7 +30,6 @@ from specjax.train.selection import SelectionConfig
 from specjax.train.stages import Stages
 from specjax.train.train_step import make_train_step
 from specjax.types import Prompts, PyTree, TrainState
-from tests.specjax.mixtures import TRAIN, step_on
 from tests.specjax.training import CONFIG, make_prompts, mesh_of, networks, state_on
 
 STEPS = 2
@@ -63,12 +62,6 @@ def train() -> tuple[dict[str, Any], PyTree, list[list[int]]]:
         reward = processes.fetch(jax.jit(host_reward(ask, mesh))(rollout, place(make_prompts(), mesh)))
     made = {"tokens": tokens, "metrics": metrics, "params": processes.fetch(state.params), "reward": reward}
     return made, state, asked
-
-
-def train_mixture() -> dict[str, Any]:
-    """Take a step with experts: fsdp is over the processes, experts over the devices of each. Routes are replayed."""
-    gradients, rollout, metrics = step_on(MeshConfig(fsdp=2, expert=2), TRAIN)
-    return processes.fetch({"tokens": rollout.tokens, "gradients": gradients, "metrics": metrics})
 
 
 class Events:
@@ -228,7 +221,6 @@ def main(out: str, coordinator: str, count: str, index: str) -> None:
     jax.distributed.initialize(coordinator, int(count), int(index), heartbeat_timeout_seconds=20)
     made, state, asked = train()
     found = {"asked": asked, "talk": talk(), "saved": save(Path(out), state), "sent": send()}
-    made["mixture"] = train_mixture()
     made["ahead"], found["ahead"] = ahead(Path(out))
     if processes.primary():
         np.savez(Path(out) / "made.npz", *jax.tree.leaves(made))
