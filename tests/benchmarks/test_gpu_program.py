@@ -184,7 +184,7 @@ def is_shape(x: object) -> bool:
 
 
 def test_on_gpus_weights_are_gathered_in_the_compute_dtype(h100s: list[Any]):
-    """Also where the backward pass computes a layer again, and for the gradients, which are scattered in it."""
+    """Also where the backward pass computes a layer again."""
     size = dict(hidden_size=512, num_heads=8, num_kv_heads=4, head_dim=64, vocab_size=2048, dtype="bfloat16")
     experts = ExpertsConfig(num_experts=8, active=2, intermediate_size=512)
     decoder = DecoderConfig(**size, intermediate_size=1536, num_layers=2, feature_layers=(0,), experts=experts)
