@@ -12,7 +12,7 @@ from models.rope import Rotation, rope, rotation
 from specjax import cache as kv
 from specjax import kernels
 from specjax.cache import View
-from specjax.drafters.training_time_test import attend_unrolled
+from specjax.drafters.training_time_test import attend_pass
 from specjax.parallel.mesh import constrain, gather_weights
 from specjax.quantization import project
 from specjax.types import LayerCache
@@ -101,9 +101,9 @@ class Attention(nn.Module):
         returned_at: Int[Array, "B N"] | None = None,
     ) -> tuple[Float[Array, "B N H"], LayerCache | None]:
         c = self.config
-        queried, query_turn, mask, start = x, turn, view.mask, view.write if view.prefix else None
+        queried, query_turn, mask, start, at = x, turn, view.mask, view.write if view.prefix else None, view.at
         if returned_at is not None:
-            queried, query_turn = kv.tokens_at(x, returned_at), turn.at(returned_at)
+            queried, query_turn, at = kv.tokens_at(x, returned_at), turn.at(returned_at), returned_at
             if mask is not None:
                 mask, start = kv.tokens_at(mask, returned_at), None
         shape, axes = (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", None)
@@ -115,12 +115,12 @@ class Attention(nn.Module):
         q, k = rope(q, query_turn), rope(k, turn)
         if cache is not None and view.write is not None:
             cache = kv.write(cache, k, v, view.write)
-            y = attend_unrolled(q, cache, view.window) if mask is None else kernels.attend(q, cache, mask, start)
+        if cache is not None and mask is not None:
+            y = kernels.attend(q, cache, mask, start)
+        elif cache is not None and view.depth:
+            y = attend_pass(q, cache, view)
         else:
-            # jax's attention promotes bfloat16 to float32 inside, which strict promotion refuses.
-            with jax.numpy_dtype_promotion("standard"):
-                window = None if view.window is None else (view.window - 1, 0)
-                y = jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=window)
+            y = kernels.attend_rows(q, k, v, window=view.window, at=at)
         out = Projection(c, c.hidden_size, ("heads", None, "embed"), contract=2, name="o")
         return constrain(out(y), "batch", None, None), cache
 

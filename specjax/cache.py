@@ -62,10 +62,13 @@ class View:
     Attributes:
         positions: int32 [B, T], for the rotary embedding.
         write:     int32 [B], cache index of the first token; None without a cache.
-        mask:      bool [B, T, S] over the cached positions. None: causal within the row; with a cache, as described in
-                   specjax.drafters.training_time_test.
-        prefix:    Each token may attend to exactly the positions up to its own. Static.
+        mask:      bool [B, T, S] over the cached positions. None: the tokens are whole rows, and attend causally, also if
+                   a cache keeps them.
         window:    Without a mask, the number of last positions attended to, its own included; None: all. Static.
+        prefix:    Each token may attend to exactly the positions up to its own. Static.
+        at:        int32 [B, T], index of each token in its row, in a pass of the training-time test
+                   (specjax.drafters.training_time_test); None: token t is at index t.
+        depth:     Number of earlier passes, whose keys the cache holds. Static.
     """
 
     positions: Int[Array, "B T"]
@@ -73,6 +76,8 @@ class View:
     mask: Bool[Array, "B T S"] | None = None
     window: int | None = field(default=None, metadata={"static": True})
     prefix: bool = field(default=False, metadata={"static": True})
+    at: Int[Array, "B T"] | None = None
+    depth: int = field(default=0, metadata={"static": True})
 
 
 def token_at(x: Shaped[Array, "B T D"], index: Int[Array, "B"]) -> Shaped[Array, "B 1 D"]:
@@ -95,10 +100,14 @@ def decode_view(
 ) -> View:
     """Return the view of tokens start .. start + count - 1 on a cache of `length`; each attends up to its own position.
 
+    As many tokens as the cache has room for are whole rows, which start at 0.
+
     visible_from: first visible position of each row; None: 0.
     window:       number of last positions attended to, its own included; None: all.
     """
     positions, index = _positions(start, count), jnp.arange(length)[None, None]
+    if count == length and visible_from is None:
+        return View(positions, start, window=window)
     mask = index <= positions[..., None]
     if visible_from is not None:
         mask &= index >= visible_from[:, None, None]

@@ -15,10 +15,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax.cache import View, decode_view, resize, tokens_at
+from specjax.chunks import by_position
 from specjax.drafters.base import Anchors, Drafter, DraftLoss, Flag, Proposal, at_anchors, start_if
 from specjax.drafters.distillation import Objective, PassDecay, Passes, acceptance, divergence
-from specjax.drafters.training_time_test import anchored_view, unrolled_view
-from specjax.log_probs import by_position, laws
+from specjax.drafters.training_time_test import pass_view
+from specjax.log_probs import laws
 from specjax.options import check_options
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
 from specjax.types import Cache, EightBit, Params, PolicyOutput, Prompts
@@ -240,10 +241,7 @@ class HeadDrafter(Drafter):
         hidden = self.head.fuse(params, self.features(output)[:, :length])
         cache, following = self.head.init_cache(rows, 0), tokens[:, 1:-1]
         for depth in range(self.unroll):
-            if starts is None:
-                view = unrolled_view(rows, length, depth, self.head.window)
-            else:
-                view = anchored_view(starts, length, depth, self.head.window)
+            view = pass_view(rows, length, depth, self.head.window, starts)
             cache = resize(cache, hidden.shape[1])
             read, hidden, cache = self.head.step(params, hidden, following, cache, view, starts if not depth else None)
             kept = (after(mask, 2) & after(mask, depth + 2)).astype(jnp.float32)

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax.cache import resize, tokens_at
+from specjax.chunks import by_position
 from specjax.drafters.base import Anchors, Drafter, DraftLoss, Flag, Proposal, at_anchors, start_if
 from specjax.drafters.distillation import Objective, acceptance, divergence
-from specjax.log_probs import by_position, laws, teacher_forced
+from specjax.log_probs import laws, teacher_forced
 from specjax.sampling import SamplingLaw, process_logits, sample
 from specjax.types import Cache, EightBit, Params, Policy, PolicyOutput, Prompts
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from specjax.kernels.plain import (
         argmax,
         attend,
+        attend_rows,
         compiler_options,
         computed_once,
         grouped,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "argmax",
     "attend",
+    "attend_rows",
     "compiler_options",
     "computed_once",
     "finished",

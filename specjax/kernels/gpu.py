@@ -4,7 +4,9 @@
 (benchmarks/results/attention_h100.txt, rounds_h100.txt). For the others, programs compiled for a GPU were read.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,6 +23,8 @@ from specjax.types import LayerCache
 LEAST_POSITIONS, LEAST_POSITIONS_OF_SEVERAL, MOST_TOKENS = 2048, 1024, 16
 # cuDNN reads the keys of each row and head with one of the GPU's 132 processors. With fewer than these, most are idle.
 LEAST_HEADS = 64
+# Shorter rows are as fast with XLA. cuDNN has kernels for heads of up to 256 numbers on Hopper and later alone.
+LEAST_ROW, LARGEST_HEAD = 64, 128
 HALF = (jnp.bfloat16, jnp.float16)
 # Axes of the mesh (specjax.parallel.mesh) that split rows, and heads.
 ROW_AXES, HEAD_AXES = ("data", "fsdp"), ("tensor",)
@@ -42,22 +46,42 @@ def attend(
     def on_device(q: Array, k: Array, v: Array, start: Array) -> Array:
         return in_two_parts(cudnn, q, LayerCache(k, v), start)
 
-    mesh = jax.sharding.get_abstract_mesh()
-    free = set(mesh.axis_names) - set(mesh.manual_axes)
-    if not free:
-        return on_device(q, *cache, start)
-    # Each device attends with its own rows and heads. XLA does not know how to divide a call of cuDNN.
-    rows, heads = (tuple(axis for axis in axes if axis in free) for axes in (ROW_AXES, HEAD_AXES))
+    # XLA does not know how to divide a call of cuDNN.
+    rows, heads = _split_axes(cache.k.shape[1])
     by_head = P(rows, heads)
-    island = jax.shard_map(
-        on_device,
-        mesh=mesh,
-        in_specs=(P(rows, None, heads), by_head, by_head, P(rows)),
-        out_specs=P(rows, None, heads),
-        axis_names=free,
-        check_vma=False,
+    return _per_device(on_device, (P(rows, None, heads), by_head, by_head, P(rows)), P(rows, None, heads))(
+        q, *cache, start
     )
-    return island(q, *cache, start)
+
+
+def attend_rows(
+    q: Float[Array, "B N heads H"],
+    k: Float[Array, "B T G H"],
+    v: Float[Array, "B T G H"],
+    own: tuple[Float[Array, "B N D G H"], Float[Array, "B N D G H"]] | None = None,
+    window: int | None = None,
+    at: Int[Array, "B N"] | None = None,
+) -> Float[Array, "B N heads H"]:
+    """Attend as `plain.attend_rows` does, with cuDNN for every token of a row in half precision.
+
+    cuDNN keeps no scores for the backward pass, which sums with atomics: gradients differ in the last bits from run to
+    run, unless XLA's flag for deterministic operations is set.
+    """
+    fits = q.dtype in HALF and q.shape[1] >= LEAST_ROW and q.shape[-1] <= LARGEST_HEAD and q.shape[-1] % 8 == 0
+    if not fits or own is not None or at is not None or not _cudnn_is_here():
+        return plain.attend_rows(q, k, v, own, window, at)
+    before = None if window is None else (window - 1, 0)
+    call = partial(jax.nn.dot_product_attention, is_causal=True, local_window_size=before, implementation="cudnn")
+    rows, heads = _split_axes(k.shape[2])
+    if jax.sharding.get_abstract_mesh().manual_axes:
+        # A rollout, whose rows are divided already. There, jax cannot divide the call.
+        return _per_device(call, (P(rows, None, heads),) * 3, P(rows, None, heads))(q, k, v)
+    if heads != _split_axes(q.shape[2])[1]:
+        # jax divides queries and keys alike.
+        k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
+        by_query = P(rows, None, _split_axes(q.shape[2])[1])
+        k, v = (jax.lax.with_sharding_constraint(x, by_query) for x in (k, v))
+    return call(q, k, v)
 
 
 def grouped(
@@ -96,6 +120,27 @@ def switch(index: Int[Array, ""] | int, branches: Sequence[Callable[[State], Sta
     for number, branch in enumerate(branches):
         state = run_if(jnp.asarray(index == number), branch, state)
     return state
+
+
+def _split_axes(kv_heads: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the axes of the mesh, of those that the compiler still divides by, that split rows and heads."""
+    mesh = jax.sharding.get_abstract_mesh()
+    rows, heads = (tuple(axis for axis in axes if axis in _free_axes()) for axes in (ROW_AXES, HEAD_AXES))
+    return rows, () if kv_heads % math.prod(mesh.shape[axis] for axis in heads) else heads
+
+
+def _free_axes() -> set[str]:
+    mesh = jax.sharding.get_abstract_mesh()
+    return set(mesh.axis_names) - set(mesh.manual_axes)
+
+
+def _per_device(function: Callable[..., Array], in_specs: tuple[P, ...], out_specs: P) -> Callable[..., Array]:
+    """Return the function, run by each device with its own rows and heads."""
+    free = _free_axes()
+    if not free:
+        return function
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, axis_names=free, check_vma=False)
 
 
 def _pays(q: Float[Array, "B T N H"], keys: Float[Array, "B G S H"]) -> bool:

@@ -7,10 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from specjax.chunks import by_position
 from specjax.kernels.row_groups import grouped as grouped
 from specjax.types import LayerCache, PyTree
 
 State = TypeVar("State", bound=PyTree)
+# Queries of each row that `attend_rows` scores at a time.
+QUERIES = 512
 Product = Callable[[str, Array, Array], Array]
 
 
@@ -64,8 +67,56 @@ def grouped_attention(
 
 
 def product(axes: str, x: Array, y: Array) -> Array:
-    """Return the einsum of two arrays in float32."""
-    return jnp.einsum(axes, x, y, preferred_element_type=jnp.float32)
+    """Return the einsum of two arrays in float32, or wider if they are."""
+    return jnp.einsum(axes, x, y, preferred_element_type=widened(x.dtype))
+
+
+def widened(dtype: jnp.dtype) -> jnp.dtype:
+    """Return the dtype that sums are made in: float32, or float64 for float64."""
+    return jnp.dtype("float32") if dtype.itemsize < 4 else dtype
+
+
+def attend_rows(
+    q: Float[Array, "B N heads H"],
+    k: Float[Array, "B T G H"],
+    v: Float[Array, "B T G H"],
+    own: tuple[Float[Array, "B N D G H"], Float[Array, "B N D G H"]] | None = None,
+    window: int | None = None,
+    at: Int[Array, "B N"] | None = None,
+) -> Float[Array, "B N heads H"]:
+    """Attend causally over whole rows of T tokens, in memory that grows with T.
+
+    Queries are scored in chunks, which the backward pass computes again. Scores and softmax are float32, or wider.
+
+    Args:
+        own:    Keys and values that each query sees beside those of the row.
+        window: Number of last keys of the row that a query sees, that at its own index included; 0: `own` alone.
+        at:     Index of each query in its row; None: query i is at index i, N = T.
+    """
+    rows, count, heads, size = q.shape
+    index = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32)[None], (rows, count)) if at is None else at
+    dtype = v.dtype
+    # Widened here, so that the gradients of all chunks add up in float32.
+    k, v = k.astype(widened(dtype)), v.astype(widened(dtype))
+    place = jnp.arange(k.shape[1], dtype=jnp.int32)[None, None]
+
+    def attend_chunk(q: Array, index: Array, *own: Array) -> Array:
+        q = q.reshape(rows, -1, k.shape[2], heads // k.shape[2], size)
+        scores = product("bngqh,btgh->bgqnt", q, k.astype(dtype)) * size**-0.5
+        seen = place <= index[..., None]
+        if window is not None:
+            seen &= place > index[..., None] - window
+        scores = jnp.where(seen[:, None, None], scores, jnp.finfo(scores.dtype).min)
+        if not own:
+            y = product("bgqnt,btgh->bngqh", jax.nn.softmax(scores, axis=-1).astype(dtype), v.astype(dtype))
+            return y.astype(dtype).reshape(rows, -1, heads, size)
+        own_scores = product("bngqh,bndgh->bgqnd", q, own[0]) * size**-0.5
+        weights = jax.nn.softmax(jnp.concatenate([scores, own_scores], axis=-1), axis=-1).astype(dtype)
+        y = product("bgqnt,btgh->bngqh", weights[..., : k.shape[1]], v.astype(dtype))
+        y += product("bgqnd,bndgh->bngqh", weights[..., k.shape[1] :], own[1])
+        return y.astype(dtype).reshape(rows, -1, heads, size)
+
+    return by_position(attend_chunk, QUERIES, q, index, *(own or ()))
 
 
 def write(into: Float[Array, "B G S H"], new: Float[Array, "B G T H"], start: Int[Array, "B"]) -> Array:

@@ -14,8 +14,9 @@ from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import init_eagle3, make_eagle3
 from models.drafts.mtp import init_mtp, make_mtp, mtp_config
 from models.params import init_params
+from specjax.chunks import by_position
 from specjax.drafters import Drafter, ModelDrafter, NGramDrafter
-from specjax.log_probs import by_position, teacher_forced
+from specjax.log_probs import teacher_forced
 from specjax.sampling import SamplingLaw
 from specjax.testing.hlo import Program
 from specjax.train.batch import TrainBatch

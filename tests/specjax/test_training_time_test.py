@@ -1,12 +1,20 @@
+"""Each pass of the training-time test attends by the mask that is published for it, with the gradients of that mask."""
+
+from collections.abc import Callable
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import kernels
-from specjax.drafters.training_time_test import attend_unrolled, unrolled_view
-from specjax.types import LayerCache
+from specjax.cache import tokens_at
+from specjax.drafters.training_time_test import attend_pass, pass_view
+from specjax.kernels import plain
+from specjax.types import LayerCache, PyTree
+from tests.dense_attention import attend_dense
 
-ROWS, COUNT, HEADS, WIDTH = 2, 5, 2, 3
+ROWS, COUNT, HEADS, WIDTH = 2, 7, 2, 3
+ANCHORS = np.array([[0, 2, 3, 6], [1, 4, 5, 5]], np.int32)
 
 
 def published_mask(count: int, depth: int, window: int | None) -> np.ndarray:
@@ -23,19 +31,54 @@ def published_mask(count: int, depth: int, window: int | None) -> np.ndarray:
     return mask
 
 
-@pytest.mark.parametrize("window", [None, 1, 3])
-def test_a_pass_attends_by_the_published_mask(window: int | None):
-    """Compare with attention over the keys of all passes under that mask, with and without shared keys."""
-    random = np.random.default_rng(0)
-    for depth, shared in ((0, 1), (1, 2), (3, 2)):
-        q = jnp.asarray(random.normal(size=(ROWS, COUNT, HEADS * shared, WIDTH)), jnp.float32)
-        shape = 2, ROWS, HEADS, (depth + 1) * COUNT, WIDTH
-        cache = LayerCache(*jnp.asarray(random.normal(size=shape), jnp.float32))
-        mask = jnp.broadcast_to(published_mask(COUNT, depth, window), (ROWS, COUNT, shape[3]))
-        np.testing.assert_allclose(attend_unrolled(q, cache, window), kernels.attend(q, cache, mask), atol=1e-5)
+@pytest.mark.parametrize(
+    "depth, shared, window", [(1, 1, None), (1, 2, 3), (2, 2, 1), (3, 2, 3), (7, 1, 3), (7, 2, None)]
+)
+def test_a_pass_attends_by_the_published_mask(depth: int, shared: int, window: int | None, monkeypatch):
+    """Compare outputs and gradients in float64, over all indices and from anchors, in chunks of three queries."""
+    monkeypatch.setattr(plain, "QUERIES", 3)
+    random = np.random.default_rng(depth)
+    shape = ROWS, HEADS, (depth + 1) * COUNT, WIDTH
+    args = random.normal(size=(ROWS, COUNT, HEADS * shared, WIDTH)), *random.normal(size=(2, *shape))
+    mask = published_mask(COUNT, depth, window)
+
+    def from_anchors(x: jax.Array) -> jax.Array:
+        """Return the keys that a cache would hold of anchors: all of pass 0, then those at the anchors."""
+        row, later = x[:, :, :COUNT], x[:, :, COUNT:].reshape(ROWS, HEADS, depth, COUNT, WIDTH)
+        index = jnp.asarray(ANCHORS)[:, None, None, :, None]
+        return jnp.concatenate([row, jnp.take_along_axis(later, index, 3).reshape(ROWS, HEADS, -1, WIDTH)], 2)
+
+    def wanted(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return attend_dense(q, *(jnp.swapaxes(x, 1, 2) for x in (k, v)), mask)
+
+    def found(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return attend_pass(q, LayerCache(k, v), pass_view(ROWS, COUNT, depth, window))
+
+    def wanted_anchors(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return tokens_at(wanted(q, k, v), jnp.asarray(ANCHORS))
+
+    def found_anchors(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        view = pass_view(ROWS, COUNT, depth, window, jnp.asarray(ANCHORS))
+        return attend_pass(tokens_at(q, jnp.asarray(ANCHORS)), LayerCache(from_anchors(k), from_anchors(v)), view)
+
+    def total(function: Callable) -> Callable:
+        return lambda *args: jnp.sum(jnp.sin(function(*args)))
+
+    def results(function: Callable) -> PyTree:
+        with jax.enable_x64(True):
+            given = [jnp.asarray(x) for x in args]
+            return jax.jit(lambda *x: (function(*x), jax.grad(total(function), (0, 1, 2))(*x)))(*given)
+
+    for function, reference in ((found, wanted), (found_anchors, wanted_anchors)):
+        both = zip(jax.tree.leaves(results(function)), jax.tree.leaves(results(reference)), strict=True)
+        for x, y in both:
+            np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
 
 
 def test_each_pass_is_one_position_later_and_appends_to_the_cache():
-    view = unrolled_view(ROWS, COUNT, 2)
+    view = pass_view(ROWS, COUNT, 2)
     np.testing.assert_array_equal(view.positions, np.tile(np.arange(COUNT) + 2, (ROWS, 1)))
     np.testing.assert_array_equal(view.write, np.full(ROWS, 2 * COUNT))
+    view = pass_view(ROWS, COUNT, 3, anchors=jnp.asarray(ANCHORS))
+    np.testing.assert_array_equal(view.positions, ANCHORS + 3)
+    np.testing.assert_array_equal(view.write, np.full(ROWS, COUNT + 2 * ANCHORS.shape[1]))
