@@ -62,8 +62,8 @@ class View:
     Attributes:
         positions: int32 [B, T], for the rotary embedding.
         write:     int32 [B], cache index of the first token; None without a cache.
-        mask:      bool [B, T, S] over the cached positions. None: the tokens are whole rows, and attend causally, also if
-                   a cache keeps them.
+        mask:      bool [B, T, S] over the cached positions. None: the tokens are whole rows and attend causally,
+                   whether or not a cache keeps them.
         window:    Without a mask, the number of last positions attended to, its own included; None: all. Static.
         prefix:    Each token may attend to exactly the positions up to its own. Static.
         at:        int32 [B, T], index of each token in its row, in a pass of the training-time test

@@ -11,7 +11,7 @@ from specjax.cache import tokens_at
 from specjax.drafters.training_time_test import attend_pass, pass_view
 from specjax.kernels import plain
 from specjax.types import LayerCache, PyTree
-from tests.dense_attention import attend_dense
+from tests.whole_rows import attend_dense
 
 ROWS, COUNT, HEADS, WIDTH = 2, 7, 2, 3
 ANCHORS = np.array([[0, 2, 3, 6], [1, 4, 5, 5]], np.int32)

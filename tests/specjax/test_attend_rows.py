@@ -1,0 +1,75 @@
+"""Attention over whole rows is exact, and training with it takes memory that grows with their length."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.config import DecoderConfig
+from models.drafts.eagle3 import eagle3_like
+from specjax.cache import decode_view
+from specjax.kernels import plain
+from specjax.types import PyTree
+from tests.specjax.training import mesh_of
+from tests.whole_rows import attend_dense, squares, training_program
+
+LENGTH = 11
+
+
+def causal_mask(window: int | None) -> np.ndarray:
+    q, key = np.arange(LENGTH)[:, None], np.arange(LENGTH)[None]
+    return (key <= q) & (window is None or key > q - window)
+
+
+@pytest.mark.parametrize("shared, window, queries", [(1, None, LENGTH), (3, None, 4), (2, 4, 4), (1, 1, 8)])
+def test_attention_and_its_gradient_are_exact(shared: int, window: int | None, queries: int, monkeypatch):
+    """Compare in float64, in chunks that do not divide the row and in one piece; and with jax's own in float32."""
+    monkeypatch.setattr(plain, "QUERIES", queries)
+    random = np.random.default_rng(shared)
+    args = random.normal(size=(2, LENGTH, 2 * shared, 8)), *random.normal(size=(2, 2, LENGTH, 2, 8))
+
+    def results(function: Callable, dtype: str) -> PyTree:
+        with jax.enable_x64(dtype == "float64"):
+            given = [jnp.asarray(x, dtype) for x in args]
+            slopes = jax.grad(lambda *x: jnp.sum(jnp.sin(function(*x))), (0, 1, 2))
+            return jax.jit(lambda *x: (function(*x), slopes(*x)))(*given)
+
+    def found(*args: jax.Array) -> jax.Array:
+        return plain.attend_rows(*args, window=window)
+
+    def jax_own(*args: jax.Array) -> jax.Array:
+        return jax.nn.dot_product_attention(
+            *args, is_causal=True, local_window_size=None if window is None else (window - 1, 0)
+        )
+
+    expected = results(lambda *args: attend_dense(*args, causal_mask(window)), "float64")
+    for dtype, reference, close in (("float64", expected, 1e-12), ("float32", results(jax_own, "float32"), 1e-5)):
+        for x, y in zip(jax.tree.leaves(results(found, dtype)), jax.tree.leaves(reference), strict=True):
+            np.testing.assert_allclose(x, y, rtol=close, atol=close)
+
+
+def test_tokens_that_fill_a_cache_are_whole_rows():
+    start = jnp.zeros(2, jnp.int32)
+    assert decode_view(start, 5, 5, window=3).mask is None
+    assert decode_view(start, 5, 6).mask is not None
+    assert decode_view(start, 5, 5, visible_from=start).mask is not None
+
+
+def test_memory_of_training_grows_with_the_length_of_rows(monkeypatch):
+    """Four times the length takes about four times the memory, and no array has two axes of the length."""
+    monkeypatch.setattr(plain, "QUERIES", 32)
+    size = dict(hidden_size=16, intermediate_size=32, num_heads=4, num_kv_heads=2, head_dim=8, vocab_size=24)
+    decoder = DecoderConfig(**size, num_layers=2, feature_layers=(0, 1))
+    memory = []
+    for length in (256, 1024):
+        compiled = training_program(decoder, eagle3_like(decoder, 24), mesh_of(1), length).compile()
+        assert not squares(compiled.as_text() or "", length)
+        analysis = compiled.memory_analysis()
+        assert analysis is not None
+        memory.append(analysis.temp_size_in_bytes)
+    assert memory[1] < 5 * memory[0], memory
+    monkeypatch.setattr(plain, "QUERIES", 1024)
+    compiled = training_program(decoder, eagle3_like(decoder, 24), mesh_of(1), 256).compile()
+    assert squares(compiled.as_text() or "", 256)
