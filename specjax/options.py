@@ -103,6 +103,22 @@ def show(value: object) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
+def nearest_multiples(value: int, factor: int) -> str:
+    """Return the positive multiples of `factor` on both sides of `value`, for messages: "24 or 32"."""
+    below = value // factor * factor
+    near = [value] if below == value else [below, below + factor]
+    return " or ".join(str(each) for each in near if each)
+
+
+def nearest_divisors(value: int, number: int) -> str:
+    """Return the divisors of `number` on both sides of `value`, for messages: "2 or 4"."""
+    if value > number:
+        return str(number)
+    divisors = [each for each in range(max(value - 4096, 1), value + 4096) if number % each == 0]
+    below, above = ([each for each in divisors if each < value], [each for each in divisors if each > value])
+    return " or ".join(map(str, below[-1:] + above[:1])) or "1"
+
+
 def alternatives(hint: Any) -> tuple[Any, ...]:
     """Return the types of a union; the hint itself if it is none."""
     return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

@@ -23,6 +23,7 @@ from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer, Tokenizer
 from specjax import kernels
 from specjax.keys import SeedStep
+from specjax.options import nearest_divisors, nearest_multiples
 from specjax.parallel.mesh import MeshConfig, batch_shards, disjoint_mesh, make_mesh
 from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
 from specjax.rollout.plan import Phase, RolloutConfig, lay_out
@@ -231,7 +232,8 @@ def _rollout_mesh(config: MeshConfig, mesh: Mesh) -> Mesh:
 def _check_prompts(config: RunConfig, shards: int, mesh: str) -> None:
     if config.data.prompts % shards:
         raise ConfigError(
-            f"data.prompts = {config.data.prompts}: must be a multiple of {mesh}.data x {mesh}.fsdp = {shards}"
+            f"data.prompts = {config.data.prompts}: must be a multiple of {mesh}.data x {mesh}.fsdp = {shards}; nearest: "
+            f"{nearest_multiples(config.data.prompts, shards)}"
         )
 
 
@@ -242,14 +244,20 @@ def _check_divisibility(config: RunConfig, shards: int) -> None:
     if groups % shards or groups > prompts:
         raise ConfigError(
             f"selection.groups = {groups}: must be a multiple of mesh.data x mesh.fsdp = {shards}, and at most "
-            f"data.prompts = {prompts}"
+            f"data.prompts = {prompts}; nearest: {nearest_multiples(min(groups, prompts), shards)}"
         )
     sequences, minibatches = (groups or prompts) * config.rollout.group_size // shards, updates.minibatches
     if sequences % (minibatches * config.microbatches):
         name = f"updates.minibatches x microbatches = {minibatches} x {config.microbatches}"
         if minibatches == 1:
             name = f"microbatches = {config.microbatches}"
-        raise ConfigError(f"{name}: must divide {sequences}, the sequences that a data shard trains on per step")
+        option, value, number = "microbatches", config.microbatches, sequences // minibatches
+        if sequences % minibatches:
+            option, value, number = "updates.minibatches", minibatches, sequences
+        raise ConfigError(
+            f"{name}: must divide {sequences}, the sequences that a data shard trains on per step; nearest {option}: "
+            f"{nearest_divisors(value, number)}"
+        )
 
 
 def _check_windows(config: RunConfig) -> None:

@@ -37,6 +37,11 @@ def refusing() -> Iterator[None]:
         raise ConfigError(str(error)) from error
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, cut to 300 characters."""
+    return str(error).partition("\n")[0][:300]
+
+
 def silence_writers() -> None:
     """Drop messages of Orbax's and TensorStore's threads about a failed write. The same error is also raised.
 

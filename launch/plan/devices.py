@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,11 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError
+from launch.cli.errors import ConfigError, RunStopped, first_line
 from launch.plan.options import PlanConfig
 from specjax.cost import HARDWARE, Hardware
-from specjax.parallel.mesh import AXES
+from specjax.options import nearest_divisors, nearest_multiples
+from specjax.parallel.mesh import AXES, MeshConfig
 
 PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
 # Autotuning times kernels, which needs a GPU. At level 0, XLA uses its default for each kernel.
@@ -23,9 +25,12 @@ COMPILER_OPTIONS: dict[str, Any] = {"xla_gpu_autotune_level": 0}
 # The time of these passes grows with the square of the program: for the update of 94 layers of experts, over 20 minutes
 # each. The second runs where a program does not fit, and would hide by how much.
 PLAN_OPTIONS = COMPILER_OPTIONS | {"xla_disable_hlo_passes": "multi_output_fusion,rematerialization"}
-if jax.__version_info__ >= (0, 11):
-    # XLA has no default for many products by Triton, and fails. cuBLAS takes them all.
-    PLAN_OPTIONS["xla_gpu_enable_triton_gemm"] = False
+# XLA has no default for some products by Triton, and fails; jax 0.11 for many. cuBLAS takes them all.
+CUBLAS_OPTIONS = PLAN_OPTIONS | {"xla_gpu_enable_triton_gemm": False}
+# Tried in this order until XLA accepts one.
+OPTION_SETS = (
+    (CUBLAS_OPTIONS, PLAN_OPTIONS) if jax.__version_info__ >= (0, 11) else (PLAN_OPTIONS, CUBLAS_OPTIONS)
+)
 
 
 def target(hardware: Hardware) -> str:
@@ -68,14 +73,23 @@ def planned(config: RunConfig, plan: PlanConfig) -> tuple[RunConfig, Mesh]:
     size = math.prod(config.mesh.shape)
     count = plan.gpus or size
     if count % size:
-        raise ConfigError(f"plan.gpus = {count}: must be a multiple of the mesh's {size} devices, mesh = {config.mesh}")
+        raise ConfigError(
+            f"plan.gpus = {count}: must be a multiple of the {size} devices of mesh = {config.mesh.shape}; nearest: "
+            f"{nearest_multiples(count, size)}, or --plan.mesh auto"
+        )
     mesh = replace(config.mesh, data=config.mesh.data * (count // size))
-    if plan.gpu == "cpu":
-        devices = _cpu_devices(count)
-    else:
-        devices = absent_gpus(plan.gpu, count, plan.per_host)
+    return replace(config, mesh=mesh), mesh_over(planned_devices(plan, count), mesh)
+
+
+def planned_devices(plan: PlanConfig, count: int) -> list[Any]:
+    """Return `count` devices of the plan's kind. Raises ConfigError if jax's CUDA plugin is missing."""
+    return _cpu_devices(count) if plan.gpu == "cpu" else absent_gpus(plan.gpu, count, plan.per_host)
+
+
+def mesh_over(devices: Sequence[Any], config: MeshConfig) -> Mesh:
+    """Return a mesh over these devices, which may be absent."""
     axes = (AxisType.Auto,) * len(AXES)
-    return replace(config, mesh=mesh), Mesh(np.reshape(np.array(devices), mesh.shape), AXES, axis_types=axes)
+    return Mesh(np.reshape(np.array(devices), config.shape), AXES, axis_types=axes)
 
 
 def absent_gpus(name: str, count: int = 1, per_host: int | None = None) -> list[Any]:
@@ -88,12 +102,21 @@ def absent_gpus(name: str, count: int = 1, per_host: int | None = None) -> list[
     gpu = HARDWARE[name]
     per_host = min(count, per_host or gpu.per_host)
     if count % per_host:
-        raise ConfigError(f"plan.per_host = {per_host}: must divide plan.gpus = {count}")
+        raise ConfigError(
+            f"plan.per_host = {per_host}: must divide plan.gpus = {count}; nearest: {nearest_divisors(per_host, count)}"
+        )
     # Without CUDA's libraries and a driver, the plugin can compile, but cannot start as a backend.
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
     jax.config.update("jax_platforms", "cpu")
     topology = f"1x{count // per_host}x{per_host}"
-    return list(topologies.get_topology_desc(platform="cuda", target_config=target(gpu), topology=topology).devices)
+    try:
+        found = topologies.get_topology_desc(platform="cuda", target_config=target(gpu), topology=topology)
+    except jax.errors.JaxRuntimeError as error:
+        raise RunStopped(
+            f"jax's CUDA plugin cannot describe {gpu.name}: {first_line(error)}; it must have the version of jax, "
+            f"{jax.__version__}"
+        ) from error
+    return list(found.devices)
 
 
 def _cpu_devices(count: int) -> list[Any]:

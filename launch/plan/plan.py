@@ -6,7 +6,7 @@ from typing import get_args
 from configs.schema import RunConfig
 from launch.build.experiment import abstract_experiment
 from launch.cli.console import console
-from launch.cli.errors import ConfigError
+from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.paths import write_results
 from launch.plan.alternatives import alternatives
 from launch.plan.devices import planned
@@ -67,7 +67,7 @@ def compare(config: RunConfig, plan: PlanConfig, program: ProgramName, now: int,
             total = plan_program(other, plan, program).total
             found.append(Alternative(program, change, total))
             console.print(f"  {gib(total):>8} GiB, {gib(total - now)}: {change}")
-        except ConfigError as error:
+        except (ConfigError, RunStopped) as error:
             found.append(Alternative(program, change, None, str(error)))
             console.print(f"  refused: {change}: {error}")
     if sizes := {each.change: each.total for each in found if each.total is not None}:

@@ -1,11 +1,12 @@
 """The programs of a training step, compiled from shapes."""
 
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -14,8 +15,8 @@ from configs.schema import RunConfig
 from launch.build.experiment import Experiment, abstract_experiment
 from launch.build.policy import longest_sequence
 from launch.build.state import abstract_state
-from launch.cli.errors import RunStopped, refusing
-from launch.plan.devices import PLAN_OPTIONS, planned
+from launch.cli.errors import RunStopped, first_line, refusing
+from launch.plan.devices import OPTION_SETS, planned
 from launch.plan.flops import Flops, flops
 from launch.plan.memory import Components, components
 from launch.plan.options import PlanConfig
@@ -26,6 +27,7 @@ from specjax.train.stages import Stages
 from specjax.train.train_step import TrainStep
 
 ProgramName = Literal["generate", "update"]
+CompilerOptions = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,14 @@ class Planned:
         collectives: Bytes that devices exchange.
         flops:       Operations of matrix products, over all devices.
         seconds:     Time to trace and compile it.
+        options:     Options of XLA that it was compiled with.
     """
 
     memory: Components
     collectives: Collectives
     flops: Flops
     seconds: float
+    options: CompilerOptions
 
     @property
     def total(self) -> int:
@@ -73,7 +77,7 @@ class Plan:
         experiment, start = self.experiment, time.perf_counter()
         with refusing():
             traced = self.trace(name)
-        compiled = self.compile(traced)
+        compiled, options = self.compile(name, traced)
         seconds, text = time.perf_counter() - start, compiled.as_text()
         assert text is not None
         (_, *batches), _ = traced.args_info
@@ -82,30 +86,52 @@ class Plan:
             collectives_of(Program(text), experiment.mesh),
             flops(traced.jaxpr.jaxpr),
             seconds,
+            options,
         )
 
     def trace(self, name: ProgramName) -> jax.stages.Traced:
         prompts = self.experiment.abstract_prompts(self.experiment.config.data.prompts)
         return self._step.trace_half(name, self._state, prompts)
 
-    def compile(self, traced: jax.stages.Traced) -> jax.stages.Compiled:
+    def compile(self, name: ProgramName, traced: jax.stages.Traced) -> tuple[jax.stages.Compiled, CompilerOptions]:
+        """Compile a program. Return it with the options that XLA accepted."""
         on_gpu = self.experiment.mesh.devices.flat[0].platform != "cpu"
         with jax.set_mesh(self.experiment.mesh):
-            return traced.lower().compile(PLAN_OPTIONS if on_gpu else None)
+            return compile_by_any(name, traced.lower(), OPTION_SETS if on_gpu else ({},))
+
+
+def compile_by_any(
+    name: ProgramName, lowered: jax.stages.Lowered, option_sets: Sequence[CompilerOptions]
+) -> tuple[jax.stages.Compiled, CompilerOptions]:
+    """Compile with the first of these option sets that XLA accepts, and return that set too.
+
+    Raises RunStopped if XLA refuses all of them.
+    """
+    refusals = []
+    for options in option_sets:
+        try:
+            return lowered.compile(dict(options)), options
+        except jax.errors.JaxRuntimeError as error:
+            refusals.append(error)
+    raise RunStopped(
+        f"{name}: XLA cannot compile it for this kind of device: {first_line(refusals[0])}; try another plan.gpu, "
+        "mesh, model.dtype or rollout_dtype"
+    ) from refusals[0]
 
 
 def plan_program(config: RunConfig, plan: PlanConfig, name: ProgramName) -> Planned:
     """Compile a program of the step. Raises ConfigError if the run cannot be planned.
 
-    In a process of its own, because XLA keeps gigabytes of each program that it has compiled. Raises RunStopped if that
-    process is killed.
+    In a process of its own, because XLA keeps gigabytes of each program that it has compiled. Raises RunStopped if XLA
+    refuses the program, or if that process dies.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         try:
             return pool.submit(_plan_program, config, plan, name).result()
         except BrokenProcessPool as error:
             raise RunStopped(
-                f"the process that compiled {name} was killed: it may need more memory than this machine has"
+                f"the process that compiled {name} died: it may need more memory than this machine has, or XLA ended "
+                "it and says why above"
             ) from error
 
 

@@ -113,6 +113,7 @@ def as_json(
                 "memory": each.memory,
                 "flops": each.flops._asdict(),
                 "compile_s": each.seconds,
+                "compiler_options": each.options,
             }
             for name, each in programs.items()
         },

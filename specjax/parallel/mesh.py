@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from specjax.options import Options, Positive
+from specjax.options import Options, Positive, nearest_divisors
 from specjax.parallel import processes
 from specjax.types import PyTree
 
@@ -160,7 +160,10 @@ def spec(logical: tuple[str | None, ...], shape: tuple[int, ...], mesh: jax.shar
             return names or None
         if rule.replicate:
             return None
-        raise ValueError(f"{rule.option} = {size}: must be a multiple of mesh.{' x mesh.'.join(names)} = {parts}")
+        raise ValueError(
+            f"{rule.option} = {size}: must be a multiple of mesh.{' x mesh.'.join(names)} = {parts}; nearest that "
+            f"divides it: {nearest_divisors(parts, size)}"
+        )
 
     return P(*map(axes, logical, shape))
 

@@ -52,7 +52,7 @@ def test_a_plan():
     assert turn.count and {kind.axes for kind in turn.count} == {("tensor",)}
     (phase,), networks, heads = experiment.phases, experiment.networks, config.model.architecture.num_kv_heads
     keys = phase.slots, heads // config.mesh.tensor, phase.window + config.rollout.slack, 8
-    text = plan.compile(plan.trace("generate")).as_text()
+    text = plan.compile("generate", plan.trace("generate"))[0].as_text()
     assert text
     loop = Program(text).loop(keys, times=2 * config.model.architecture.num_layers)
     gathered = {dims for line in collectives(loop) if "all-gather" in line.opcode for dims in line.arrays}
