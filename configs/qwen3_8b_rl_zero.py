@@ -37,6 +37,7 @@ from configs.schema import (
     EvalConfig,
     LossOptions,
     MeshConfig,
+    ModelConfig,
     OptimizerConfig,
     RewardConfig,
     RolloutOptions,
@@ -47,9 +48,11 @@ from configs.schema import (
 config = RunConfig(
     name="qwen3_8b_rl_zero",
     steps=200,
-    microbatches=512,
-    ladder=(1024, 2048, 3072),
-    mesh=MeshConfig(tensor=8),
+    microbatches=32,
+    ladder=(2048, 4096, 8192),
+    logit_chunk=512,
+    mesh=MeshConfig(fsdp=8),
+    model=ModelConfig(remat="full"),
     draft=DraftConfig(vocab_size=32_000),
     data=DataConfig(
         prompt_field="problem",
@@ -61,9 +64,9 @@ config = RunConfig(
     reward=RewardConfig(scorer="math", workers=8),
     rollout=RolloutOptions(
         group_size=16,
-        max_new_tokens=3072,
+        max_new_tokens=18_432,
         draft_lengths=(0, 3),
-        phases=((512, 4096), (128, 4096), (32, 4096)),
+        phases=((16, 19_456), (4, 19_456)),
         law=SamplingLaw(temperature=1.0),
         # <|endoftext|>, which the base model emits, and <|im_end|>, which ends a turn in the chat template.
         stop_tokens=(151643, 151645),

@@ -14,6 +14,7 @@ from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.params import abstract_params
 from specjax.drafters.base import Anchors
+from specjax.kernels import plain
 from specjax.log_probs import teacher_forced
 from specjax.sampling import SamplingLaw
 from specjax.testing.hlo import Program
@@ -69,4 +70,4 @@ def squares(text: str, length: int) -> set[tuple[int, ...]]:
     """Return the shapes of arrays, in a compiled program, that have two axes of about the length of a row."""
     lines = [line for each in Program(text).computations.values() for line in each]
     shapes = {shape for line in lines for shape in line.arrays}
-    return {shape for shape in shapes if sum(length - 4 <= size < 2 * length for size in shape) > 1}
+    return {shape for shape in shapes if sum(length - 4 <= size <= length + plain.QUERIES for size in shape) > 1}

@@ -19,10 +19,10 @@ from benchmarks.gpu import program
 from launch.bench.models import Functions, functions
 from launch.bench.presets import Preset
 from launch.cli.errors import ConfigError
-from launch.plan.devices import COMPILER_OPTIONS, absent_gpus
+from launch.plan.devices import COMPILER_OPTIONS, PLAN_OPTIONS, absent_gpus
 from models.config import DecoderConfig, ExpertsConfig
 from models.decoder import init_decoder, make_policy
-from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
+from models.drafts.eagle3 import Eagle3Config, eagle3_like, init_eagle3, make_eagle3
 from models.params import abstract_params
 from specjax import kernels
 from specjax.parallel.mesh import AXES
@@ -31,6 +31,7 @@ from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
 from specjax.testing.hlo import Program
 from specjax.types import Params, PolicyOutput, Prompts, PyTree, Rollout
+from tests.whole_rows import squares, training_program
 
 
 def reported(draft_lengths: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
@@ -196,14 +197,27 @@ def test_on_gpus_weights_are_gathered_in_the_compute_dtype(h100s: list[Any]):
     def loss(params: PyTree, tokens: jax.Array, start: jax.Array) -> jax.Array:
         return jnp.mean(jax.nn.log_softmax(policy.apply(params, tokens, start).logits.astype(jnp.float32))[..., 0])
 
-    # The gradient of jax's attention in bfloat16 promotes.
-    with jax.set_mesh(mesh), jax.numpy_dtype_promotion("standard"):
+    with jax.set_mesh(mesh):
         lowered = jax.jit(jax.grad(loss)).lower(params, tokens, start)
         found = Program(lowered.compile(COMPILER_OPTIONS).as_text())
     lines = [line for each in found.computations.values() for line in each]
     gathers = [line for line in lines if line.opcode.startswith("all-gather")]
     large = [line.line for line in gathers if line.elements > decoder.hidden_size * 64 and "f32" in line.dtypes]
     assert len(gathers) > 2 * decoder.num_layers and not large
+
+
+@pytest.mark.parametrize("fsdp, tensor", [(2, 1), (1, 2)])
+def test_on_gpus_training_holds_no_scores_of_whole_rows(h100s: list[Any], fsdp: int, tensor: int):
+    """Neither an update nor a distillation has an array with two axes of a row's length, and cuDNN is divided."""
+    size = dict(hidden_size=256, num_heads=8, num_kv_heads=2, head_dim=64, vocab_size=512, dtype="bfloat16")
+    decoder = DecoderConfig(**size, intermediate_size=512, num_layers=2, feature_layers=(0, 1))
+    mesh = Mesh(np.reshape(h100s, (1, fsdp, 1, tensor)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    lowered = training_program(decoder, eagle3_like(decoder, 512), mesh, 2304)
+    text = lowered.compile(PLAN_OPTIONS).as_text()
+    assert not squares(text, 2304)
+    rows = [line for each in Program(text).computations.values() for line in each if "fmhaSoftmax" in line.line]
+    heads = decoder.num_heads // tensor
+    assert rows and all(line.arrays[0] in {(1, 2304, heads, 64), (1, heads, 2304, 64)} for line in rows), rows[0].line
 
 
 def test_on_a_gpu_a_rollout_copies_no_cache_and_reads_an_8_bit_draft_in_8_bits(h100: Mesh):

@@ -1,0 +1,41 @@
+"""A whole step at the lengths of `qwen3_8b_rl_think`, with a tiny network."""
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from launch.cli.recipes import load_recipe
+from specjax.rollout.plan import RolloutConfig
+from specjax.train.train_step import make_train_step
+from specjax.types import Prompts
+from tests.specjax.training import CONFIG, VOCAB, count_fives, mesh_of, networks, state_on
+
+GROUPS, SAMPLES = 3, 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_a_step_of_rows_of_twenty_thousand_tokens():
+    """Twelve rows, more than there are slots. Nothing stops a row early, and the rollout's log-probs are training's."""
+    recipe = load_recipe("qwen3_8b_rl_think")
+    budget, width = recipe.rollout.max_new_tokens, recipe.data.max_prompt_tokens
+    rollout = RolloutConfig(group_size=SAMPLES, max_new_tokens=budget, draft_length=3, phases=((8, width + budget),))
+    config = replace(
+        CONFIG, rollout=rollout, microbatches=GROUPS * SAMPLES, ladder=recipe.ladder, logit_chunk=recipe.logit_chunk
+    )
+    assert (width, budget) == (2048, 18_432)
+    rng = np.random.default_rng(0)
+    prompts = Prompts(
+        tokens=jnp.asarray(rng.integers(4, VOCAB, (GROUPS, width)), jnp.int32),
+        lengths=jnp.asarray([width, 100, 1000], jnp.int32),
+        id=jnp.arange(GROUPS, dtype=jnp.int32),
+    )
+    mesh = mesh_of(1)
+    state, rollout, metrics = make_train_step(*networks(unroll=2), count_fives, config, mesh)(
+        state_on(mesh, config), prompts
+    )
+    np.testing.assert_array_equal(rollout.lengths, np.full(GROUPS * SAMPLES, budget))
+    assert state.step == 1 and all(np.isfinite(x) for x in metrics.values())
+    assert metrics["rollout/logprob_gap_mean"] < 1e-4 and metrics["grad_norm/draft"] > 0
