@@ -124,7 +124,8 @@ def head_gradient(networks: Networks, preset: Preset, anchors: int, context: int
 
 def _measure(networks: Networks, preset: Preset, make: Callable[[], Gradient], peak: float | None) -> list[Row]:
     """Compile a gradient, time it, and return its row; an empty one if the device's memory is too small."""
-    gradient = make()
+    with kernels.quick_draws(networks.mesh):
+        gradient = make()
     options, started = kernels.compiler_options(networks.policy.dtype), time.perf_counter()
     with jax.set_mesh(networks.mesh):
         program = jax.jit(gradient.run, compiler_options=options).lower(*gradient.args).compile()
