@@ -4,6 +4,7 @@ Prints the table of arXiv 2604.26779 for your own run. Each variant takes the sa
 same prompts with the same seeds. With --asynchronous.lag, a second table has steps whose rollouts run ahead.
 """
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 
@@ -21,7 +22,7 @@ from launch.cli.unfinished import Unfinished, unfinished_beside
 from launch.comparison.asynchronous import compare_overlap, synchronous
 from launch.comparison.options import CompareArgs
 from launch.comparison.reward_curves import compare_training
-from launch.comparison.stage_times import print_first_differences, print_stage_times, time_variants
+from launch.comparison.stage_times import VariantReport, print_first_differences, print_stage_times, time_variants
 from launch.comparison.variants import make_variants, round_costs
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.console import explain_choice
@@ -53,19 +54,29 @@ def main(argv: list[str]) -> int:
 def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -> dict[str, object]:
     """Time the variants and train two of them if asked, print both, and return the results for the JSON file."""
     asynchronous, experiment = experiment, synchronous(experiment)
-    config, costs = experiment.config, round_costs(experiment, unfinished)
+    config, costs = experiment.config, round_costs(experiment, unfinished) if args.automatic else None
     params = trained_networks(experiment, args.checkpoint, args.checkpoint_step, console, unfinished)
     results: dict[str, object] = {**provenance("launch.compare"), "recipe": config.name}
     results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}
     console.print(format_provenance("launch.compare"))
     with make_pool(config.reward) or nullcontext() as pool:
         reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer, unfinished)
-        variants, drafting = make_variants(experiment, reward_fn, params, costs(params), unfinished)
-        reports = time_variants(variants, args.lengths, config.steps, config.draft_training.max_every, unfinished)
-        print_stage_times(reports, console)
-        console.print(f"automatic:\n{explain_choice(experiment.phases, args.lengths, drafting)}")
-        print_first_differences(reports, console)
-        results |= {"verifier": config.rollout.verifier, "arms": {name: asdict(x) for name, x in reports.items()}}
+        seconds = None if costs is None else costs(params)
+        variants, drafting = make_variants(experiment, reward_fn, params, seconds, unfinished)
+        reports = dict[str, VariantReport]()
+
+        def show(found: Mapping[str, VariantReport]) -> None:
+            """Print the stage times and write the results so far."""
+            reports.update(found)
+            print_stage_times(reports, console)
+            if drafting is not None:
+                console.print(f"automatic:\n{explain_choice(experiment.phases, args.lengths, drafting)}")
+            print_first_differences(reports, console)
+            arms = {name: asdict(report) for name, report in reports.items()}
+            results.update({"verifier": config.rollout.verifier, "arms": arms})
+            write_results(args.json, results)
+
+        time_variants(variants, args.lengths, config.steps, config.draft_training.max_every, unfinished, show)
         results |= compare_overlap(asynchronous, variants, reports, console, unfinished)
         if args.train_steps:
             training = compare_training(experiment, variants, args.train_steps, args.plots, console, unfinished)

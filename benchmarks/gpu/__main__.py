@@ -1,6 +1,6 @@
 """Measure everything that needs a GPU, in order of value, within so many minutes: `make gpu`.
 
-Run from the repository's root: python -m benchmarks.gpu --minutes 25
+Run from the repository's root: python -m benchmarks.gpu --minutes 12
 
 Each part (benchmarks.gpu.parts) is a process with a time limit of its own. DIR/gpu.txt gets its output as it comes, and
 the outcomes at the end, also if all is stopped. DIR/PART.json gets its results: of some parts as they are measured, of
@@ -56,7 +56,7 @@ def summary(outcomes: dict[str, Outcome]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=25, help="for all parts together")
+    parser.add_argument("--minutes", type=float, default=12, help="for all parts together")
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="directory of the results")
     parser.add_argument("--parts", nargs="+", choices=NAMES, default=NAMES, help="parts to run; by default all")
     parser.add_argument("--model", type=Path, help="policy in Hugging Face layout, for the part `model`")
@@ -67,12 +67,13 @@ def main() -> int:
     options = parser.parse_args()
     if options.model is not None and not options.model.is_dir():
         parser.error(f"--model = {options.model}: must be a directory")
+    end = time.monotonic() + 60 * options.minutes
     platform, told = provenance(sys.argv[1:])
     if platform != "gpu" and not options.tiny:
         parser.error(f"needs a GPU that JAX can use, and finds: {platform}; --tiny rehearses without one\n{told}")
     options.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    log, end, outcomes = options.out / "gpu.txt", time.monotonic() + 60 * options.minutes, dict[str, Outcome]()
+    log, outcomes = options.out / "gpu.txt", dict[str, Outcome]()
     log.write_text(told, encoding="utf-8")
     every = parts(options.out, tiny=options.tiny, model=options.model, training=shlex.split(options.training))
     chosen = [part for part in every if part.name in options.parts]

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REHEARSAL = str(Path(__file__).with_name("rehearsal.py"))
+# Few programs, because compiling takes most of the time: one bucket for all rows, no chosen draft lengths, answers
+# without the draft.
+FEW_PROGRAMS = "--automatic False --distill.chunks 1"
 
 
 @dataclass(frozen=True)
@@ -13,7 +16,7 @@ class Part:
 
     Attributes:
         name:    Name of the part and of its JSON file.
-        minutes: Its limit if all parts share 25 minutes. Time that a part leaves is divided among the later ones.
+        minutes: Its limit if all parts share 12 minutes. Time that a part leaves is divided among the later ones.
         command: Module and arguments.
         memory:  Fraction of the GPU's memory that JAX takes at its start.
         missing: Reason why it cannot run here; None: it can.
@@ -40,41 +43,31 @@ def parts(out: Path, *, tiny: bool = False, model: Path | None = None, training:
         words = (small if tiny else full).split()
         return Part(name, minutes, (*words, "--json", str(out / f"{name}.json")), memory)
 
-    def bench(name: str, minutes: float, section: str, preset: str = "qwen3-8b", memory: float = 0.92) -> Part:
+    def bench(name: str, minutes: float, section: str, options: str, memory: float = 0.92) -> Part:
         small = f"launch.bench --sections {section} --preset tiny --batches 1 --contexts 64 --repeats 2"
-        return part(name, minutes, f"launch.bench --sections {section} --preset {preset}", small, memory)
+        return part(name, minutes, f"launch.bench --sections {section} {options}", small, memory)
 
     compared = [*training, "--model.path", str(model), "--json", str(out / "model.json")]
     missing = None if model else "no --model was given"
     return [
         part(
+            "scratch",
+            4.5,
+            f"launch.compare scratch_100m {FEW_PROGRAMS} --ladder 152 --microbatches 1 --data.prompts 16 --steps 20 "
+            "--draft-lengths 0,3,5 --warmup.steps 300 --distill.steps 400 --distill.answers 2048",
+            f"launch.compare {REHEARSAL} {FEW_PROGRAMS} --ladder 152 --steps 2 --draft-lengths 0,2",
+        ),
+        Part("model", 3, ("launch.compare", *compared), missing=missing),
+        part(
             "smoke",
-            3,
+            1.5,
             "benchmarks.gpu.smoke",
             "benchmarks.gpu.smoke --preset tiny --lengths 2 --draws 16384",
         ),
-        part(
-            "program",
-            2,
-            "benchmarks.gpu.program --draft-lengths 0 3 --recipe scratch_100m",
-            f"benchmarks.gpu.program --preset tiny --batch 2 --context 16 --draft-lengths 2 --recipe {REHEARSAL}",
-        ),
-        part(
-            "attention",
-            3,
-            "benchmarks.gpu.attention",
-            "benchmarks.gpu.attention --preset tiny --batches 2 --contexts 64 --repeats 2 --passes 1",
-        ),
-        bench("decoding", 3, "floor"),
-        bench("drafting", 4, "draft"),
-        bench("acceptance", 3, "acceptance"),
+        bench("update", 1.5, "update", "--preset qwen3-8b-8-layers --contexts 4096 20480 --repeats 3"),
+        bench("rollouts", 1.5, "acceptance", "--preset qwen3-8b"),
+        bench("drafting", 2, "draft", "--preset qwen3-8b"),
+        bench("decoding", 2, "floor", "--preset qwen3-8b"),
         # Other samplers take memory beside JAX.
-        bench("peers", 2, "peers", "qwen3-1.7b", memory=0.45),
-        Part("model", 3, ("launch.compare", *compared), missing=missing),
-        part(
-            "scratch",
-            2,
-            "launch.compare scratch_100m --steps 6 --draft-lengths 0,1,3,5 --warmup.steps 300 --distill.steps 150",
-            f"launch.compare {REHEARSAL} --steps 1 --draft-lengths 0,2",
-        ),
+        bench("peers", 2, "peers", "--preset qwen3-1.7b", memory=0.45),
     ]

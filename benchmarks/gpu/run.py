@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from benchmarks.gpu.parts import Part
 
-# Seconds that a part has after SIGTERM, to write what it has.
+# Seconds before its limit at which a part gets SIGTERM, to write what it has.
 GRACE = 20
 # Lines of a failed part that the summary repeats.
 LAST = 8
@@ -47,7 +47,7 @@ def run(part: Part, minutes: float, log: Path) -> Outcome:
             process_group=0,
         )
     try:
-        code = process.wait(60 * minutes)
+        code = process.wait(max(60 * minutes - GRACE, 0))
         ended = "ok" if code == 0 else f"exit code {code}" if code > 0 else signal.Signals(-code).name
     except subprocess.TimeoutExpired:
         ended = f"over its {minutes:.1f} min"

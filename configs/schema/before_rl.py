@@ -25,7 +25,8 @@ class WarmupConfig(Options):
 class DistillConfig(Options):
     """Training the draft on the policy's own answers: in launch.distill, or before RL.
 
-    The optimiser is `draft_optimizer`. Its learning rate falls to zero at the last step.
+    The optimiser is `draft_optimizer`. Its learning rate falls to zero at the last step. Batches have rows of similar
+    length and are padded to the buckets of `ladder`, or without one to a few lengths.
 
     Attributes:
         steps:        Number of steps. 0: no distillation before RL, and four passes over the answers in launch.distill.

@@ -1,4 +1,4 @@
-"""Benchmark decoding: memory floor, drafting, layout and other samplers: `python -m launch.bench [--preset NAME]`."""
+"""Benchmark decoding, drafting, layout, gradients and other samplers: `python -m launch.bench [--preset NAME]`."""
 
 from dataclasses import replace
 from pathlib import Path

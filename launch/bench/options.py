@@ -10,6 +10,7 @@ from launch.bench.sections.decoding import draft, floor, verify
 from launch.bench.sections.generation import acceptance
 from launch.bench.sections.layout import layout
 from launch.bench.sections.peers import peers, rollouts
+from launch.bench.sections.update import update
 from launch.cli.paths import check_checkpoint, check_writable
 from specjax.checkpoint import Which
 from specjax.options import Options, Positive
@@ -20,6 +21,7 @@ SECTIONS: dict[str, Callable[[Networks, Preset], Section]] = {
     "draft": draft,
     "acceptance": acceptance,
     "layout": layout,
+    "update": update,
     "peers": peers,
     "rollouts": rollouts,
 }
@@ -32,12 +34,14 @@ class BenchArgs(Options):
     """Options of launch.bench.
 
     Attributes:
-        preset:          Networks and grid: tiny, 25m, qwen3-0.6b, qwen3-1.7b or qwen3-8b. Default: 25m on a CPU,
-                         qwen3-8b elsewhere.
-        sections:        Sections to measure: floor, verify, draft, acceptance, layout, peers, rollouts. Default: all.
-                         With --checkpoint, trained is always added; name it alone to measure nothing else.
+        preset:          Networks and grid: tiny, 25m, qwen3-0.6b, qwen3-1.7b, qwen3-8b or qwen3-8b-8-layers. Default:
+                         25m on a CPU, qwen3-8b elsewhere.
+        sections:        Sections to measure: floor, verify, draft, acceptance, layout, update, peers, rollouts.
+                         Default: all. With --checkpoint, trained is always added; name it alone to measure nothing
+                         else.
         batches:         Rows decoded together in floor, verify and draft. Default: the preset's.
-        contexts:        Positions that each row attends to in these sections. Default: the preset's.
+        contexts:        Positions that each row attends to in these sections, and tokens of a row in update. Default:
+                         the preset's.
         repeats:         Measurements of each variant, interleaved with the others. Default: the preset's.
         json:            File for all results.
         plots:           Directory for plots; needs matplotlib.

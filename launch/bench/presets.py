@@ -1,11 +1,11 @@
 """Presets: network shapes, and the batches, contexts and draft lengths to measure them at."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
 
-from models.config import DecoderConfig, eagle3_feature_layers
+from models.config import DecoderConfig, Remat, eagle3_feature_layers
 from models.drafts.eagle3 import Eagle3Config, eagle3_like
 from models.published import DECODERS
 from specjax.options import DraftLength, Fraction, Options, Positive
@@ -49,6 +49,8 @@ class Preset(Options):
         peer_rate:     acceptance forced in that comparison.
         tail:          completion lengths in the sections layout and rollouts.
         gradients:     True if gradients fit in memory beside the weights. The ladder is measured only then.
+        trained:       tokens of a batch in the section update.
+        remats:        what its backward pass recomputes; the first is measured first.
         rounds:        rounds in one measurement.
         repeats:       measurements of each variant, interleaved with the others.
     """
@@ -67,6 +69,8 @@ class Preset(Options):
     peer_rate: Fraction = 0.8
     tail: LongTail
     gradients: bool = False
+    trained: Positive
+    remats: tuple[Remat, ...] = ("full", "dots")
     rounds: Positive = 8
     repeats: Positive = 5
 
@@ -103,6 +107,7 @@ class _Gpu(Preset):
     new: Positive = 512
     peer_batches: tuple[Positive, ...] = (1, 16, 64)
     tail: LongTail = field(default_factory=lambda: LongTail(median=256))
+    trained: Positive = 32_768
     rounds: Positive = 32
 
 
@@ -120,6 +125,7 @@ PRESETS: dict[str, Preset] = {
         peer_batches=(1, 4),
         tail=LongTail(median=8),
         gradients=True,
+        trained=512,
         rounds=4,
         repeats=3,
     ),
@@ -134,8 +140,13 @@ PRESETS: dict[str, Preset] = {
         peer_batches=(1, 4, 16),
         tail=LongTail(median=32),
         gradients=True,
+        trained=2048,
     ),
 } | {name: _Gpu(decoder=DECODERS[name]) for name in ("qwen3-0.6b", "qwen3-1.7b", "qwen3-8b")}
+# Gradients of a part of the layers, whose weights leave room for long rows.
+PRESETS["qwen3-8b-8-layers"] = _Gpu(
+    decoder=replace(DECODERS["qwen3-8b"], num_layers=8, feature_layers=eagle3_feature_layers(8)), gradients=True
+)
 
 
 def find_preset(name: str | None) -> tuple[str, Preset]:

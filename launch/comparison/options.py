@@ -16,6 +16,8 @@ class CompareArgs(Options):
         draft_lengths:   Draft lengths to compare, and to choose from automatically. 0 is always included.
         checkpoint:      Run directory to start from. None: start as the recipe does; a random draft is distilled first.
         checkpoint_step: Checkpoint of that run: newest, best or a step.
+        automatic:       Also time automatic choice of the draft length. False: no rounds are measured, which saves a
+                         program for each draft length.
         json:            File for the results.
         train_steps:     Number of steps to train with and without drafting. 0: do not train.
         plots:           Directory for the reward curves; needs matplotlib.
@@ -24,6 +26,7 @@ class CompareArgs(Options):
     draft_lengths: tuple[DraftLength, ...] = (0, 3, 5, 7)
     checkpoint: str | None = None
     checkpoint_step: Which = "newest"
+    automatic: bool = True
     json: str | None = None
     train_steps: NonNegative = 0
     plots: str | None = None
@@ -32,6 +35,8 @@ class CompareArgs(Options):
         super().__post_init__()
         if not any(self.draft_lengths):
             raise ValueError(f"draft_lengths = {self.draft_lengths}: at least one must be above 0")
+        if self.train_steps and not self.automatic:
+            raise ValueError("automatic = False: must be True with train_steps, which trains that variant")
         check_writable("json", self.json)
         check_checkpoint(self.checkpoint, self.checkpoint_step)
         if self.plots is not None and not self.train_steps:

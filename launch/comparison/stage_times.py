@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -84,9 +84,16 @@ def steady_speedup(plain: Sequence[Record], steps: Sequence[Record], max_every: 
 
 
 def time_variants(
-    variants: Mapping[str, Variant], lengths: Sequence[int], steps: int, max_every: int, unfinished: Unfinished
-) -> dict[str, VariantReport]:
-    """Time `steps` steps of every variant, interleaved, and return the reports by name. Raises Stopped at a signal.
+    variants: Mapping[str, Variant],
+    lengths: Sequence[int],
+    steps: int,
+    max_every: int,
+    unfinished: Unfinished,
+    show: Callable[[Mapping[str, VariantReport]], None],
+) -> None:
+    """Time `steps` steps of every variant, interleaved. Raises Stopped at a signal.
+
+    At the end, whatever ends it, `show` is called with the reports by name, of the steps so far.
 
     lengths:   draft lengths that `Variant.chosen` indexes.
     max_every: number of steps between two trainings of the draft while its acceptance holds.
@@ -94,16 +101,14 @@ def time_variants(
     # Each variant has already taken step 0.
     runs = {name: lambda turn, run=variant.time_step: run(turn + 1) for name, variant in variants.items()}
     phase = unfinished.phase("timed steps", steps, f"steps of {len(variants)} variants")
-    turns = timed_turns(phase, runs, _records)
-    times = {name: [turn[name] for turn in turns] for name in variants}
-    plain = times[PLAIN]
-    generation_share = statistics.median(step["seconds"]["generation"] for step in plain) / _step_s(plain)
-    return {
-        name: _report(
-            times[name], plain, generation_share, tuple(lengths[index] for index in variant.chosen or ()), max_every
-        )
-        for name, variant in variants.items()
-    }
+    turns = list[Record]()
+    try:
+        timed_turns(phase, runs, _records, into=turns)
+    finally:
+        if turns:
+            times = {name: [turn[name] for turn in turns] for name in variants}
+            chosen = {name: tuple(lengths[i] for i in variant.chosen or ()) for name, variant in variants.items()}
+            show({name: _report(times[name], times[PLAIN], chosen[name], max_every) for name in variants})
 
 
 def _records(steps: Mapping[str, StepTime]) -> dict[str, Record]:
@@ -127,10 +132,10 @@ def _records(steps: Mapping[str, StepTime]) -> dict[str, Record]:
 def _report(
     steps: Sequence[Record],
     plain: Sequence[Record],
-    generation_share: float,
     draft_lengths: tuple[int, ...],
     max_every: int,
 ) -> VariantReport:
+    generation_share = statistics.median(step["seconds"]["generation"] for step in plain) / _step_s(plain)
     pairs = list(zip(plain, steps, strict=True))
     generation_speedup = interval([a["seconds"]["generation"] / b["seconds"]["generation"] for a, b in pairs])
     differences = (

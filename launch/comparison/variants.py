@@ -133,8 +133,8 @@ def round_costs(experiment: Experiment, unfinished: Unfinished) -> Callable[[Par
 
 
 def make_variants(
-    experiment: Experiment, reward_fn: RewardFn, params: Params, seconds: np.ndarray, unfinished: Unfinished
-) -> tuple[dict[str, Variant], Drafting]:
+    experiment: Experiment, reward_fn: RewardFn, params: Params, seconds: np.ndarray | None, unfinished: Unfinished
+) -> tuple[dict[str, Variant], Drafting | None]:
     """Return the variants by name, and the acceptance and costs from which `automatic` chose its draft lengths.
 
     The variants are `autoregressive`, which neither has nor trains a draft, each draft length above 0, and `automatic`.
@@ -142,13 +142,14 @@ def make_variants(
     compiles the programs and measures the acceptance for `automatic`. Raises Stopped at a signal.
 
     experiment: a run with automatic choice of the draft length.
-    seconds:    [phases, lengths], seconds of a round.
+    seconds:    [phases, lengths], seconds of a round. None: there is no `automatic`.
     """
     lengths, mesh = experiment.config.rollout.lengths, experiment.mesh
     policy, drafter = experiment.networks.policy, experiment.networks.drafter
     plain = plain_config(experiment.config)
     plain_state = init_train_state(Params(params.policy, {}), plain, mesh, with_reference=plain.loss.kl_coefficient > 0)
-    draft_state = fresh_state(experiment, replace(params, memory=experiment.networks.params.memory), seconds)
+    costs = np.ones((len(experiment.phases), len(lengths)), np.float32) if seconds is None else seconds
+    draft_state = fresh_state(experiment, replace(params, memory=experiment.networks.params.memory), costs)
     # Both states share one copy of the policy's optimizer state and reference, to save memory: steps update copies.
     optimizer = replace(draft_state.optimizer, policy=plain_state.optimizer.policy)
     draft_state = replace(draft_state, optimizer=optimizer, reference=plain_state.reference)
@@ -159,20 +160,23 @@ def make_variants(
     drafting: Drafting | None = draft_state.drafting
     assert drafting is not None
     drafted = {str(length): [index] * len(experiment.phases) for index, length in enumerate(lengths) if length}
-    with unfinished.phase("first steps", 2 + len(drafted), "variants", kept=False) as phase:
+    count = 1 + len(drafted) + (seconds is not None)
+    with unfinished.phase("first steps", count, "variants", kept=False) as phase:
         variants[PLAIN].time_step(0)
         phase.finish()
         for name, chosen in drafted.items():
             variants[name] = Variant(experiment, step, draft_state, chosen)
             drafting = update_drafting(drafting, variants[name].time_step(0).rollout, None, lengths)
             phase.finish()
-        draft_state = replace(draft_state, drafting=processes.place(drafting, NamedSharding(mesh, P())))
-        variants[AUTOMATIC] = Variant(experiment, step, draft_state, choose(drafting, lengths).tolist())
-        variants[AUTOMATIC].time_step(0)
-        phase.finish()
-    for name in (*drafted, AUTOMATIC):
-        variants[name].start = holding(variants[name].start, experiment.config.draft_training)
-    return variants, drafting
+        if seconds is not None:
+            draft_state = replace(draft_state, drafting=processes.place(drafting, NamedSharding(mesh, P())))
+            variants[AUTOMATIC] = Variant(experiment, step, draft_state, choose(drafting, lengths).tolist())
+            variants[AUTOMATIC].time_step(0)
+            phase.finish()
+    for name, variant in variants.items():
+        if name != PLAIN:
+            variant.start = holding(variant.start, experiment.config.draft_training)
+    return variants, None if seconds is None else drafting
 
 
 def holding(state: TrainState, config: DraftTrainingConfig) -> TrainState:

@@ -161,6 +161,7 @@ class DraftTrainer:
             config.rollout.max_new_tokens,
             unfinished,
             config.distill.microbatches,
+            config.ladder,
         )
         self._step = make_distill_step(
             experiment.networks.policy,

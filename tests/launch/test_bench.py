@@ -14,6 +14,7 @@ from rich.console import Console
 
 from launch.bench import __main__ as bench
 from launch.bench import plots
+from launch.bench.model_flops import causal_pairs, device_sheet
 from launch.bench.models import Networks, check_grid, random_networks, random_prompts
 from launch.bench.presets import PRESETS, LongTail, Preset
 from launch.bench.report import Row, Section, print_section, where_it_fits
@@ -31,15 +32,17 @@ from launch.bench.sections.decoding import (
 from launch.bench.sections.generation import acceptance
 from launch.bench.sections.layout import Runs
 from launch.bench.sections.trained import trained
+from launch.bench.sections.update import Gradient, head_gradient, policy_gradient, update
 from launch.bench.stubs import STOP, forced_lengths
 from launch.bench.timers import rollout_timer
 from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
 from launch.comparison.best_plans import ANY_LENGTH
+from launch.plan.flops import flops
 from models.config import DecoderConfig
 from specjax import kernels
-from specjax.cost import Cell
+from specjax.cost import HARDWARE, Cell
 from specjax.keys import seed_step, sequence_keys
 from specjax.parallel.mesh import MeshConfig
 from specjax.rollout.plan import RolloutConfig
@@ -73,6 +76,8 @@ SMALL = replace(
     peer_batches=(1,),
     rounds=2,
     repeats=2,
+    trained=32,
+    remats=("none",),
 )
 
 
@@ -92,6 +97,44 @@ def test_the_floor_counts_what_a_round_reads(networks: Networks):
     assert read_bytes(networks.policy, tied) == every
     untied = tied | {"head": {"kernel": tied["embed"]["embedding"].T}}
     assert read_bytes(networks.policy, untied) == every
+
+
+def test_model_flops_are_those_of_the_traced_products(networks: Networks, monkeypatch: pytest.MonkeyPatch):
+    """Traced attention multiplies pairs that are masked, too, and the last token of a row needs no logits."""
+    # On CPUs the angles of the rotary embedding pass through a product.
+    monkeypatch.setenv("SPECJAX_KERNELS", "plain")
+    decoder, length, rows = SMALL.decoder, 8, 4
+    width = decoder.num_heads * decoder.head_dim
+
+    def traced(gradient: Gradient) -> float:
+        with jax.set_mesh(networks.mesh):
+            return sum(flops(jax.make_jaxpr(gradient.run)(*gradient.args).jaxpr))
+
+    policy = policy_gradient(networks, SMALL, "none", length)
+    assert policy.microbatches == rows and len(policy.args[1].tokens) == rows
+    masked = 12 * decoder.num_layers * width * (length**2 - causal_pairs(length))
+    unread = 6 * decoder.hidden_size * decoder.vocab_size
+    assert policy.flops == traced(policy) - rows * (masked - unread)
+    draft, indices, passes, anchors = head_gradient(networks, SMALL, 0, length), length - 2, 3, 2
+    assert draft.flops == traced(draft) - passes * 12 * width * (indices**2 - causal_pairs(indices))
+    # An anchor sees half of the first keys in the mean, and is multiplied by the keys of all anchors in later passes.
+    draft = head_gradient(networks, SMALL, anchors, length)
+    masked = passes * (indices - (indices + 1) / 2) + (anchors - 1) * sum(range(passes))
+    assert draft.flops == traced(draft) - 12 * width * anchors * masked
+
+
+def test_a_device_is_found_by_the_name_that_its_driver_gives():
+    for kind, name in {"NVIDIA H200": "h200", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA H20": "h20"}.items():
+        assert device_sheet("gpu", kind) is HARDWARE[name]
+    assert device_sheet("gpu", "NVIDIA H1") is None
+
+
+def test_gradients_are_timed(networks: Networks):
+    section = update(networks, SMALL)
+    assert [row["gradient"] for row in section.rows] == ["policy, remat none", "draft, 32 anchors", "draft, all tokens"]
+    for row in section.rows:
+        assert isinstance(row["MFU"], float) and 0 < row["MFU"] < 1
+        assert isinstance(row["tokens/s"], float) and np.isfinite(row["tokens/s"])
 
 
 def test_a_copy_counts_reading_and_writing(monkeypatch: pytest.MonkeyPatch):
