@@ -44,7 +44,9 @@ def rank_meshes(config: RunConfig, plan: PlanConfig, usable: float) -> tuple[lis
     single = abstract_experiment(replace(config, mesh=MeshConfig()), mesh_over(devices[:1], MeshConfig()))
     mixture = single.networks.policy.mixture is not None
     found, refused = [], []
-    for mesh in sensible_meshes(count, min(plan.per_host or count, hardware.domain), mixture):
+    linked = min(plan.per_host or count, hardware.domain, count)
+    joined = next(size for size in range(linked, 0, -1) if count % size == 0)
+    for mesh in sensible_meshes(count, joined, mixture):
         try:
             experiment = abstract_experiment(with_mesh(config, mesh), mesh_over(devices, mesh))
             found.append(estimate(experiment, hardware))
@@ -70,22 +72,22 @@ def enough_gpus(config: RunConfig, plan: PlanConfig, count: int, usable: float) 
 
 
 def sensible_meshes(count: int, joined: int, mixture: bool) -> Iterator[MeshConfig]:
-    """Yield meshes of `count` devices, of which each `joined` neighbours are linked.
+    """Yield meshes of `count` devices, of which each `joined` neighbours are linked; `joined` divides `count`.
 
     `tensor` stays within linked devices. `fsdp` takes all others, or all linked ones with `data` over the rest.
 
     mixture: the policy is a mixture of experts. `expert` and `tensor` then fill a host of 8 or two.
     """
-    host = max(size for size in SPLITS if count % size == 0 and size <= joined)
+    host = max(size for size in SPLITS if joined % size == 0)
     pairs = [(1, tensor) for tensor in SPLITS]
     if mixture:
         pairs = [(1, 1), *((host // tensor, tensor) for tensor in SPLITS if tensor <= host), (4, 4)]
     for expert, tensor in dict.fromkeys(pairs):
         model = expert * tensor
-        if tensor > joined or count % model:
+        if joined % tensor or count % model:
             continue
         yield MeshConfig(fsdp=count // model, expert=expert, tensor=tensor)
-        if joined < count and count % joined == 0 and joined % model == 0:
+        if joined < count and joined % model == 0:
             yield MeshConfig(data=count // joined, fsdp=joined // model, expert=expert, tensor=tensor)
 
 
