@@ -232,8 +232,8 @@ def _rollout_mesh(config: MeshConfig, mesh: Mesh) -> Mesh:
 def _check_prompts(config: RunConfig, shards: int, mesh: str) -> None:
     if config.data.prompts % shards:
         raise ConfigError(
-            f"data.prompts = {config.data.prompts}: must be a multiple of {mesh}.data x {mesh}.fsdp = {shards}; nearest: "
-            f"{nearest_multiples(config.data.prompts, shards)}"
+            f"data.prompts = {config.data.prompts}: must be a multiple of {mesh}.data x {mesh}.fsdp = {shards}; "
+            f"nearest: {nearest_multiples(config.data.prompts, shards)}"
         )
 
 

@@ -28,9 +28,7 @@ PLAN_OPTIONS = COMPILER_OPTIONS | {"xla_disable_hlo_passes": "multi_output_fusio
 # XLA has no default for some products by Triton, and fails; jax 0.11 for many. cuBLAS takes them all.
 CUBLAS_OPTIONS = PLAN_OPTIONS | {"xla_gpu_enable_triton_gemm": False}
 # Tried in this order until XLA accepts one.
-OPTION_SETS = (
-    (CUBLAS_OPTIONS, PLAN_OPTIONS) if jax.__version_info__ >= (0, 11) else (PLAN_OPTIONS, CUBLAS_OPTIONS)
-)
+OPTION_SETS = (CUBLAS_OPTIONS, PLAN_OPTIONS) if jax.__version_info__ >= (0, 11) else (PLAN_OPTIONS, CUBLAS_OPTIONS)
 
 
 def target(hardware: Hardware) -> str:

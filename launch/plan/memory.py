@@ -33,18 +33,22 @@ def components(
     """
     memory = compiled.memory_analysis()
     assert memory is not None
-    state_sizes, params = resident(state), state.params
-    trained = params.policy if experiment.config.draft_training.mode == "frozen" else (params.policy, params.draft)
-    program_sizes = {"gradients": bytes_per_device(trained)}
-    if name == "generate":
-        program_sizes = _rollout(experiment, state)
     rows = NamedSharding(experiment.mesh, P(BATCH_AXES))
     batches = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batches)
     # Count arguments here: XLA drops those that a program does not read, but they are in memory too.
-    total = sum(state_sizes.values()) + bytes_per_device(batches)
+    total = sum(resident(state).values()) + bytes_per_device(batches)
     total += memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
-    known = state_sizes | program_sizes
+    known = known_components(name, experiment, state)
     return known | {TEMPORARIES: max(total - sum(known.values()), 0)}
+
+
+def known_components(name: str, experiment: Experiment, state: TrainState) -> Components:
+    """Return the components of `components` that follow from shapes and shardings, without compiling."""
+    if name == "generate":
+        return resident(state) | _rollout(experiment, state)
+    params = state.params
+    trained = params.policy if experiment.config.draft_training.mode == "frozen" else (params.policy, params.draft)
+    return resident(state) | {"gradients": bytes_per_device(trained)}
 
 
 def resident(state: TrainState) -> Components:

@@ -1,15 +1,19 @@
 """Plan of a run: compile its step from shapes, print what it needs, and try other options if it does not fit."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import get_args
 
 from configs.schema import RunConfig
-from launch.build.experiment import abstract_experiment
+from launch.build.experiment import Experiment, abstract_experiment
 from launch.cli.console import console
 from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.paths import write_results
 from launch.plan.alternatives import alternatives
 from launch.plan.devices import planned
+from launch.plan.estimate import Estimate
+from launch.plan.meshes import describe_mesh, enough_gpus, mesh_options, mesh_table, rank_meshes
 from launch.plan.options import PlanArgs, PlanConfig
 from launch.plan.programs import Planned, ProgramName, plan_program
 from launch.plan.report import (
@@ -27,33 +31,88 @@ from launch.plan.rounds import round_times
 from launch.timing import provenance
 from specjax.cost import HARDWARE
 
+Programs = dict[ProgramName, Planned]
+
 
 def plan(config: RunConfig, args: PlanArgs) -> None:
     """Compile the step for devices that may be absent, print what it needs, and write the same to `--json`.
 
     Raises ConfigError if the run cannot be planned.
     """
-    config, mesh = planned(config, args.plan)
+    recipe, placed = config, replace(args.plan, gpus=None, mesh="recipe")
     if config.asynchronous.lag is not None:
         raise ConfigError(f"asynchronous.lag = {config.asynchronous.lag}: must be None, no asynchronous run is planned")
-    experiment = abstract_experiment(config, mesh)
-    console.print(describe(config, args.plan, mesh))
-    placed = replace(args.plan, gpus=None)
-    programs: dict[ProgramName, Planned] = {name: plan_program(config, placed, name) for name in get_args(ProgramName)}
     capacity = None if args.plan.gpu == "cpu" else HARDWARE[args.plan.gpu].memory
+    usable = math.inf if capacity is None else USABLE * capacity
+    estimates: list[Estimate] = []
+    if args.plan.mesh == "auto":
+        estimates = _estimates(config, args.plan, usable)
+        configs = [each.config for each in estimates if each.largest <= usable]
+        experiment, programs = compile_first_fitting(configs, placed, usable)
+    else:
+        experiment, programs = _compile(config, args.plan)
+    config, mesh = experiment.config, experiment.mesh
     times = [] if args.plan.gpu == "cpu" else round_times(experiment, HARDWARE[args.plan.gpu])
     tables = *memory_table(programs, capacity), "", *traffic_table(programs), "", *work(programs, mesh)
     console.print("\n".join((*tables, "", *round_table(times)) if times else tables))
     tried: list[Alternative] = []
-    if capacity is not None:
-        for name, each in programs.items():
-            if each.total <= USABLE * capacity:
-                continue
-            console.print(f"{name} does not fit" + "; compiled with one option changed:" * args.plan.alternatives)
-            if args.plan.alternatives:
-                experts = experiment.networks.policy.mixture is not None
-                tried += compare(config, placed, name, each.total, experts)
-    write_results(args.json, provenance("launch.plan") | as_json(config, args.plan, programs, times, tried))
+    for name, each in programs.items():
+        if each.total <= usable:
+            continue
+        console.print(f"{name} does not fit" + "; compiled with one option changed:" * args.plan.alternatives)
+        if args.plan.alternatives:
+            experts = experiment.networks.policy.mixture is not None
+            tried += compare(config, placed, name, each.total, experts)
+    if estimates:
+        console.print(f"\nmesh: {mesh_options(config, recipe)}")
+    results = as_json(config, args.plan, programs, times, tried, estimates)
+    write_results(args.json, provenance("launch.plan") | results)
+
+
+def _estimates(config: RunConfig, plan: PlanConfig, usable: float) -> list[Estimate]:
+    """Rank meshes, print them, and return their estimates. Raises ConfigError if none can fit."""
+    found, refused = rank_meshes(config, plan, usable)
+    console.print("\n".join(mesh_table(found, refused, usable)) + "\n")
+    best, count = found[0], math.prod(found[0].config.mesh.shape)
+    if best.largest > usable:
+        raise ConfigError(
+            f"plan.gpus = {count}: too few for every mesh; {describe_mesh(best.config.mesh)} needs the least, "
+            f"{gib(best.largest)} GiB per device without temporaries, of {gib(usable)} that are usable; nearest: "
+            f"{enough_gpus(config, plan, count, usable) or 'none up to 8 times as many'}"
+        )
+    return found
+
+
+def compile_first_fitting(configs: Sequence[RunConfig], plan: PlanConfig, usable: float) -> tuple[Experiment, Programs]:
+    """Compile the configs in turn until one fits. If none fits, return the one that needs the least memory.
+
+    Raises the error of the last one if none can be compiled.
+    """
+    compiled: list[tuple[int, Experiment, Programs]] = []
+    for config in configs:
+        try:
+            experiment, programs = _compile(config, plan)
+        except (ConfigError, RunStopped) as error:
+            if config is configs[-1] and not compiled:
+                raise
+            console.print(f"  {error}")
+            continue
+        largest = max(each.total for each in programs.values())
+        if largest <= usable:
+            return experiment, programs
+        console.print(f"  does not fit: {gib(largest)} GiB are needed, {gib(usable)} are usable")
+        compiled.append((largest, experiment, programs))
+    _, experiment, programs = min(compiled, key=lambda each: each[0])
+    console.print(f"no mesh fits; {describe_mesh(experiment.config.mesh)} needs the least memory")
+    return experiment, programs
+
+
+def _compile(config: RunConfig, plan: PlanConfig) -> tuple[Experiment, Programs]:
+    """Build the experiment on the plan's devices, print where it runs, and compile its programs."""
+    config, mesh = planned(config, plan)
+    experiment, placed = abstract_experiment(config, mesh), replace(plan, gpus=None)
+    console.print(describe(config, plan, mesh))
+    return experiment, {name: plan_program(config, placed, name) for name in get_args(ProgramName)}
 
 
 def compare(config: RunConfig, plan: PlanConfig, program: ProgramName, now: int, experts: bool) -> list[Alternative]:

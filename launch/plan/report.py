@@ -7,6 +7,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from configs.schema import RunConfig
+from launch.plan.estimate import Estimate
 from launch.plan.options import PlanConfig
 from launch.plan.programs import Planned, ProgramName
 from launch.plan.rounds import RoundTimes
@@ -101,6 +102,7 @@ def as_json(
     programs: Mapping[ProgramName, Planned],
     times: Sequence[RoundTimes],
     tried: Sequence[Alternative],
+    estimates: Sequence[Estimate],
 ) -> dict[str, Any]:
     """Return the plan as JSON: sizes in bytes, times in seconds."""
     return {
@@ -126,6 +128,16 @@ def as_json(
         },
         "rounds": [each._asdict() for each in times],
         "alternatives": [vars(each) for each in tried],
+        "meshes": [
+            {
+                "mesh": vars(each.config.mesh),
+                "microbatches": each.config.microbatches,
+                "memory_at_least": each.memory,
+                "rollout_s": each.rollout,
+                "update_s": each.update,
+            }
+            for each in estimates
+        ],
     }
 
 

@@ -17,10 +17,20 @@ class RoundTimes(NamedTuple):
 
 def round_times(experiment: Experiment, hardware: Hardware) -> list[RoundTimes]:
     """Return the seconds of a round of each phase, at draft length 0 and at those of the run."""
-    config, networks, mesh = experiment.config, experiment.networks, experiment.mesh
+    config, networks = experiment.config, experiment.networks
     assert networks.decoder is not None
-    stored = networks.policy.dtype.itemsize
-    deployment = Deployment(
+    model = cost_model(decoder_sheet(networks.decoder), networks.draft.sheet, hardware, rollout_deployment(experiment))
+    lengths = sorted({0, *config.rollout.lengths})
+    return [
+        RoundTimes(slots, window, {k: float(model.seconds(slots, slots * window, k)) for k in lengths})
+        for slots, window in experiment.phases
+    ]
+
+
+def rollout_deployment(experiment: Experiment) -> Deployment:
+    """Return how the networks of a rollout are spread over the mesh and stored."""
+    config, mesh, stored = experiment.config, experiment.mesh, experiment.networks.policy.dtype.itemsize
+    return Deployment(
         tensor=mesh.shape["tensor"],
         expert=mesh.shape["expert"] * mesh.shape["tensor"],
         same_rows=True,
@@ -29,9 +39,3 @@ def round_times(experiment: Experiment, hardware: Hardware) -> list[RoundTimes]:
         factor_bytes=stored,
         draft_bytes=1 if config.draft.rollout_dtype else stored,
     )
-    model = cost_model(decoder_sheet(networks.decoder), networks.draft.sheet, hardware, deployment)
-    lengths = sorted({0, *config.rollout.lengths})
-    return [
-        RoundTimes(slots, window, {k: float(model.seconds(slots, slots * window, k)) for k in lengths})
-        for slots, window in experiment.phases
-    ]

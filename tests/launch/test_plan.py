@@ -1,6 +1,7 @@
 """launch.plan: the step of a run, compiled for devices that may be absent."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -10,19 +11,23 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
+import launch.plan.plan
 import launch.train
 from configs.override import override
+from configs.schema import RunConfig
 from launch.build.experiment import abstract_experiment
+from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.options import parse_run
 from launch.plan import devices
 from launch.plan.__main__ import main
 from launch.plan.alternatives import alternatives
-from launch.plan.flops import flops
+from launch.plan.flops import Flops, flops
+from launch.plan.meshes import sensible_meshes, with_mesh
 from launch.plan.options import PlanConfig
-from launch.plan.programs import Plan, ProgramName
+from launch.plan.programs import Plan, Planned, ProgramName, compile_by_any
 from launch.plan.report import as_json, memory_table, round_table
 from launch.plan.rounds import round_times
-from launch.plan.traffic import collectives_of
+from launch.plan.traffic import Collectives, Traffic, collectives_of
 from models.config import ExpertsConfig
 from models.files import read_json
 from specjax import kernels
@@ -30,6 +35,7 @@ from specjax.cost import HARDWARE
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.testing.hlo import Program, collectives
 from tests.launch.programs import FEW, Refusal, argv, changes, finish, start
+from tests.refusals import assert_refused
 
 # Every axis of the mesh divides the dimensions that it shards.
 SMALL = FEW | changes(
@@ -61,7 +67,8 @@ def test_a_plan():
     # A round verifies 5 tokens in each of 8 rows, with a policy of over 4,000 parameters.
     assert found["generate"].flops.turn > 2 * 4_000 * 5 * 8
     assert (
-        json.loads(json.dumps(as_json(config, PlanConfig(gpu="cpu"), found, [], [])))["programs"].keys() == found.keys()
+        json.loads(json.dumps(as_json(config, PlanConfig(gpu="cpu"), found, [], [], [])))["programs"].keys()
+        == found.keys()
     )
 
 
@@ -114,16 +121,94 @@ def test_without_the_plugin_cpu_figures_are_offered(refusal: Refusal, monkeypatc
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--plan.gpu", "a100"], "plan.gpu = a100: must be h100|h200|b200|gb200|cpu"),
-        (["--plan.gpus", "12"], "plan.gpus = 12: must be a multiple of the mesh's 8 devices"),
-        (["--plan.gpus", "16", "--plan.per-host", "3"], "plan.per_host = 3: must divide plan.gpus = 16"),
-        (["--plan.gpu", "cpu", "--json", "no/where"], "json = no/where: its directory does not exist"),
-        (["--plan.gpu", "cpu", "--model.family", "a:b"], "model.family = a:b: must be None for a plan"),
+        ("--plan.gpu a100", "plan.gpu = a100: must be h100|h200|b200|gb200|cpu"),
+        ("--plan.gpus 12", "plan.gpus = 12:...8 devices of mesh = (2, 2, 1, 2); nearest: 8 or 16, or --plan.mesh auto"),
+        ("--plan.gpus 16 --plan.per-host 3", "plan.per_host = 3:...plan.gpus = 16; nearest: 2 or 4"),
+        ("--plan.mesh best", "plan.mesh = best: must be recipe|auto"),
+        ("--plan.gpu cpu --json no/where", "json = no/where: its directory does not exist"),
+        ("--plan.gpu cpu --model.family a:b", "model.family = a:b: must be None for a plan"),
+        ("--plan.gpu cpu --model.dtype float16", "model.dtype = float16: must be float32|bfloat16"),
+        ("--plan.gpu cpu --data.prompts 6", "data.prompts = 6:...mesh.data x mesh.fsdp = 4; nearest: 4 or 8"),
+        ("--plan.gpu cpu --data.prompts 6 --plan.mesh auto", "plan.gpus = 8: ...data.prompts = 6:...nearest: 8"),
+        ("--plan.gpu cpu --microbatches 3", "microbatches = 3:...2...nearest microbatches: 2"),
+        ("--plan.gpu cpu --mesh.data 1 --mesh.tensor 4", "num_heads = 2:...4; nearest that divides it: 2"),
+        ("--plan.gpu cpu --rollout.max-new-tokens 99999", "...rollout.max_new_tokens = 100005:...32768"),
     ],
 )
-def test_refusals(words: list[str], message: str, refusal: Refusal, monkeypatch: pytest.MonkeyPatch):
+def test_refusals(words: str, message: str, refusal: Refusal, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: name)
-    assert message in refusal(main, [*argv("tiny", SMALL), *words])
+    assert_refused(refusal(main, [*argv("tiny", SMALL), *words.split()]), message)
+
+
+class Lowered:
+    """Stands for a lowered program whose first compilations XLA refuses."""
+
+    def __init__(self, refusals: int) -> None:
+        self.refusals = refusals
+
+    def compile(self, options: dict[str, Any]) -> dict[str, Any]:
+        self.refusals -= 1
+        if self.refusals >= 0:
+            raise jax.errors.JaxRuntimeError("INTERNAL: Couldn't find output tile sizes\nthat satisfy hlo")
+        return options
+
+
+def test_a_program_that_xla_refuses_is_compiled_with_other_options():
+    for refusals, options in enumerate(devices.OPTION_SETS):
+        lowered: Any = Lowered(refusals)
+        assert compile_by_any("update", lowered, devices.OPTION_SETS) == (options, options)
+    lowered = Lowered(refusals=2)
+    with pytest.raises(RunStopped, match="^update: XLA .*: INTERNAL: Couldn't find output tile sizes; try another"):
+        compile_by_any("update", lowered, devices.OPTION_SETS)
+
+
+def test_sensible_meshes_use_all_gpus_and_keep_tensor_within_links():
+    def shapes(count: int, joined: int, mixture: bool = False) -> set[tuple[int, ...]]:
+        return {mesh.shape for mesh in sensible_meshes(count, joined, mixture)}
+
+    assert shapes(8, 8) == {(1, 8, 1, 1), (1, 4, 1, 2), (1, 2, 1, 4), (1, 1, 1, 8)}
+    assert shapes(16, 8) >= {(1, 16, 1, 1), (2, 8, 1, 1), (1, 2, 1, 8), (2, 1, 1, 8)}
+    assert shapes(6, 3) == {(1, 6, 1, 1), (2, 3, 1, 1)}
+    assert shapes(16, 8, mixture=True) >= {(1, 16, 1, 1), (1, 2, 8, 1), (1, 2, 2, 4), (1, 1, 4, 4)}
+    assert {math.prod(shape) for shape in shapes(64, 8, mixture=True)} == {64}
+    config = parse_run(argv("tiny", SMALL | changes("--microbatches 6")), "", "")
+    assert [with_mesh(config, MeshConfig(fsdp=size)).microbatches for size in (1, 2, 4)] == [4, 4, 2]
+
+
+def test_of_the_ranked_meshes_the_first_that_fits_is_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Of four meshes, 8 data shards do not divide the prompts, XLA refuses one and one is too large."""
+    monkeypatch.setattr(devices, "absent_gpus", lambda name, count, per_host: jax.devices()[:count])
+    compiled = []
+
+    def compile_one(config: RunConfig, plan: PlanConfig, name: ProgramName) -> Planned:
+        if config.mesh not in compiled:
+            compiled.append(config.mesh)
+        if len(compiled) == 1:
+            raise RunStopped("refused by XLA")
+        nothing = Collectives(Traffic(), Traffic(), Traffic())
+        return Planned({"caches": 2**40 if len(compiled) == 2 else 2**30}, nothing, Flops(1.0, 1.0), 1.0, {})
+
+    monkeypatch.setattr(launch.plan.plan, "plan_program", compile_one)
+    heads = changes("--model.architecture.num-heads 8 --draft.num-heads 8 --rollout.group-size 4")
+    words = [*argv("tiny", SMALL | heads), "--plan.mesh", "auto", "--json", str(tmp_path / "plan.json")]
+    assert main(words) == 0
+    out, found = capsys.readouterr().out, read_json(tmp_path / "plan.json")
+    ranked = [each["mesh"] for each in found["meshes"]]
+    assert ranked[:3] == [vars(mesh) for mesh in compiled] and found["mesh"] == ranked[2]
+    seconds = [each["rollout_s"] + each["update_s"] for each in found["meshes"]]
+    assert seconds == sorted(seconds) and all(seconds)
+    assert "fsdp 8                            refused: data.prompts = 4" in out
+    assert (
+        "refused by XLA" in out
+        and "does not fit: 1,024.0 GiB" in out
+        and "mesh: --mesh.data 1 --mesh.fsdp 1 --mesh" in out
+    )
+    # A GPU of 500 kB: a mesh of one device is too small, one of two is not.
+    monkeypatch.setattr(launch.plan.plan, "USABLE", 500_000 / HARDWARE["h100"].memory)
+    with pytest.raises(ConfigError, match=r"^plan.gpus = 1: too few for every mesh; one device needs .* nearest: 2$"):
+        main([*words, "--plan.gpus", "1"])
 
 
 def test_gpus_are_described_to_xla_by_their_sheets():

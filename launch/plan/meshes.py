@@ -1,0 +1,130 @@
+"""Choice of a mesh for a number of GPUs: `--plan.mesh auto`."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from configs.schema import RunConfig
+from launch.build.experiment import abstract_experiment
+from launch.cli.errors import ConfigError
+from launch.plan.devices import mesh_over, planned_devices
+from launch.plan.estimate import Estimate, estimate
+from launch.plan.options import PlanConfig
+from specjax.cost import HARDWARE
+from specjax.parallel.mesh import AXES, MeshConfig
+
+# Meshes that are shown and may be compiled.
+SHOWN = 6
+SPLITS = (1, 2, 4, 8)
+
+
+class Refused(NamedTuple):
+    """A mesh that the run cannot have, and why."""
+
+    mesh: MeshConfig
+    reason: str
+
+
+def rank_meshes(config: RunConfig, plan: PlanConfig, usable: float) -> tuple[list[Estimate], list[Refused]]:
+    """Return the estimates of sensible meshes, the best first, and the meshes that the run refuses.
+
+    Meshes that may fit come first, by predicted seconds, then the others, by memory. Compiles nothing.
+
+    usable: bytes of a device that programs may take.
+
+    Raises ConfigError if the run is refused on every mesh.
+    """
+    count = plan.gpus or math.prod(config.mesh.shape)
+    devices = planned_devices(plan, count)
+    hardware = HARDWARE[plan.gpu]
+    if plan.gpu == "cpu":  # of one machine
+        hardware = replace(hardware, domain=count)
+    # What one device refuses, every mesh refuses.
+    single = abstract_experiment(replace(config, mesh=MeshConfig()), mesh_over(devices[:1], MeshConfig()))
+    mixture = single.networks.policy.mixture is not None
+    found, refused = [], []
+    linked = min(plan.per_host or count, hardware.domain, count)
+    joined = next(size for size in range(linked, 0, -1) if count % size == 0)
+    for mesh in sensible_meshes(count, joined, mixture):
+        try:
+            experiment = abstract_experiment(with_mesh(config, mesh), mesh_over(devices, mesh))
+            found.append(estimate(experiment, hardware))
+        except ConfigError as error:
+            refused.append(Refused(mesh, str(error)))
+    if not found:
+        raise ConfigError(f"plan.gpus = {count}: no mesh of so many GPUs is possible; {refused[0].reason}")
+    fitting = sorted((each for each in found if each.largest <= usable), key=lambda each: each.seconds)
+    too_large = sorted((each for each in found if each.largest > usable), key=lambda each: each.largest)
+    return [*fitting, *too_large][:SHOWN], refused
+
+
+def enough_gpus(config: RunConfig, plan: PlanConfig, count: int, usable: float) -> int | None:
+    """Return 2, 4 or 8 times `count`: the first number of GPUs on which a mesh may fit; None if there is none."""
+    for gpus in (2 * count, 4 * count, 8 * count):
+        try:
+            found, _ = rank_meshes(config, replace(plan, gpus=gpus), usable)
+        except ConfigError:
+            continue
+        if found[0].largest <= usable:
+            return gpus
+    return None
+
+
+def sensible_meshes(count: int, joined: int, mixture: bool) -> Iterator[MeshConfig]:
+    """Yield meshes of `count` devices, of which each `joined` neighbours are linked; `joined` divides `count`.
+
+    `tensor` stays within linked devices. `fsdp` takes all others, or all linked ones with `data` over the rest.
+
+    mixture: the policy is a mixture of experts. `expert` and `tensor` then fill a host of 8 or two.
+    """
+    host = max(size for size in SPLITS if joined % size == 0)
+    pairs = [(1, tensor) for tensor in SPLITS]
+    if mixture:
+        pairs = [(1, 1), *((host // tensor, tensor) for tensor in SPLITS if tensor <= host), (4, 4)]
+    for expert, tensor in dict.fromkeys(pairs):
+        model = expert * tensor
+        if joined % tensor or count % model:
+            continue
+        yield MeshConfig(fsdp=count // model, expert=expert, tensor=tensor)
+        if joined < count and joined % model == 0:
+            yield MeshConfig(data=count // joined, fsdp=joined // model, expert=expert, tensor=tensor)
+
+
+def with_mesh(config: RunConfig, mesh: MeshConfig) -> RunConfig:
+    """Return the config with this mesh, and as many of its microbatches as the sequences of a data shard allow."""
+    groups = config.selection.groups or config.data.prompts
+    sequences = groups * config.rollout.group_size // (mesh.data * mesh.fsdp * config.updates.minibatches)
+    microbatches = min(config.microbatches, max(sequences, 1))
+    while sequences % microbatches:
+        microbatches -= 1
+    return replace(config, mesh=mesh, microbatches=microbatches)
+
+
+def mesh_options(config: RunConfig, recipe: RunConfig) -> str:
+    """Return the options that give a run the mesh and the microbatches of `config`."""
+    words = [f"--mesh.{axis} {size}" for axis, size in zip(AXES, config.mesh.shape, strict=True)]
+    if config.microbatches != recipe.microbatches:
+        words.append(f"--microbatches {config.microbatches}")
+    return " ".join(words)
+
+
+def mesh_table(found: Sequence[Estimate], refused: Sequence[Refused], usable: float) -> Iterator[str]:
+    """Yield the lines of the ranked estimates and of the refused meshes."""
+    titles = "generate, GiB", "update, GiB", "rollout, s", "update, s", "step, s"
+    yield f"{'meshes, estimated':34}" + "".join(f"{title:>15}" for title in titles)
+    for each in found:
+        sizes = "".join(f"{f'>= {size / 2**30:,.1f}':>15}" for size in each.memory.values())
+        seconds = "".join(f"{value:>15,.1f}" for value in (each.rollout, each.update, each.seconds))
+        yield f"  {describe_mesh(each.config.mesh):32}{sizes}{seconds}" + "  too large" * (each.largest > usable)
+    for each in refused:
+        yield f"  {describe_mesh(each.mesh):32}  refused: {each.reason}"
+    yield "  GiB per device: state, copies, caches and gradients, from their shapes. Temporaries come on top."
+    yield "  Seconds: by the hardware sheet, not measured. All completions have max_new_tokens, no draft is accepted,"
+    yield "  collectives and products do not overlap, and the draft's training and the rewards are left out."
+
+
+def describe_mesh(mesh: MeshConfig) -> str:
+    """Return the axes that have several devices, as "fsdp 4, tensor 2"."""
+    axes = [f"{axis} {size}" for axis, size in zip(AXES, mesh.shape, strict=True) if size > 1]
+    return ", ".join(axes) or "one device"
