@@ -6,7 +6,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -67,19 +66,27 @@ def attend_rows(
     cuDNN keeps no scores for the backward pass, which sums with atomics: gradients differ in the last bits from run to
     run, unless XLA's flag for deterministic operations is set.
     """
-    fits = q.dtype in HALF and q.shape[1] >= LEAST_ROW and q.shape[-1] <= LARGEST_HEAD and q.shape[-1] % 8 == 0
+    (_, count, queries, size), kv_heads = q.shape, k.shape[2]
+    fits = q.dtype in HALF and count >= LEAST_ROW and size <= LARGEST_HEAD and size % 8 == 0
     if not fits or own is not None or at is not None or not _cudnn_is_here():
         return plain.attend_rows(q, k, v, own, window, at)
-    before = None if window is None else (window - 1, 0)
-    call = partial(jax.nn.dot_product_attention, is_causal=True, local_window_size=before, implementation="cudnn")
-    rows, heads = _split_axes(k.shape[2])
+
+    def call(q: Array, k: Array, v: Array) -> Array:
+        # jax refuses a gradient over an odd number of tokens. No token sees the one that is added at the end.
+        q, k, v = (jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0))) for x in (q, k, v))
+        before = None if window is None else (window - 1, 0)
+        y = jax.nn.dot_product_attention(q, k, v, is_causal=True, local_window_size=before, implementation="cudnn")
+        return y[:, :count]
+
+    rows, heads = _split_axes(kv_heads)
     if jax.sharding.get_abstract_mesh().manual_axes:
         # A rollout, whose rows are divided already. There, jax cannot divide the call.
         return _per_device(call, (P(rows, None, heads),) * 3, P(rows, None, heads))(q, k, v)
-    if heads != _split_axes(q.shape[2])[1]:
+    _, query_heads = _split_axes(queries)
+    if heads != query_heads:
         # jax divides queries and keys alike.
-        k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
-        by_query = P(rows, None, _split_axes(q.shape[2])[1])
+        by_query = P(rows, None, query_heads)
+        k, v = (jnp.repeat(x, queries // kv_heads, axis=2) for x in (k, v))
         k, v = (jax.lax.with_sharding_constraint(x, by_query) for x in (k, v))
     return call(q, k, v)
 
