@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.gpu.parts import Part, parts
+from benchmarks.gpu.parts import TRAINING, Part, parts
 from benchmarks.gpu.run import Outcome, run
 
 NAMES = [part.name for part in parts(Path())]
@@ -40,9 +40,12 @@ def provenance(words: list[str]) -> tuple[str, str]:
 
 
 def time_limit(left: float, remaining: list[Part]) -> float:
-    """Return the limit of the first remaining part, in minutes: what is left, divided among those that can run."""
+    """Return the limit of the first remaining part, in minutes.
+
+    If less is left than the parts need, the first ones, which are worth the most, keep their own limits.
+    """
     first, planned = remaining[0], sum(part.minutes for part in remaining if not part.missing)
-    return left * first.minutes / max(planned, first.minutes)
+    return min(left, first.minutes * max(1.0, left / max(planned, first.minutes)))
 
 
 def summary(outcomes: dict[str, Outcome]) -> str:
@@ -59,10 +62,8 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=12, help="for all parts together")
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="directory of the results")
     parser.add_argument("--parts", nargs="+", choices=NAMES, default=NAMES, help="parts to run; by default all")
-    parser.add_argument("--model", type=Path, help="policy in Hugging Face layout, for the part `model`")
-    parser.add_argument(
-        "--training", default="smollm2_sentences", help="its recipe and further options of launch.compare, quoted"
-    )
+    parser.add_argument("--model", type=Path, help="policy for the part `model`: see benchmarks.gpu.model")
+    parser.add_argument("--training", default=TRAINING, help="its recipe and options of launch.compare, quoted")
     parser.add_argument("--tiny", action="store_true", help="rehearse at tiny shapes, on any device")
     options = parser.parse_args()
     if options.model is not None and not options.model.is_dir():

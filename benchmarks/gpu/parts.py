@@ -5,9 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REHEARSAL = str(Path(__file__).with_name("rehearsal.py"))
-# Few programs, because compiling takes most of the time: one bucket for all rows, no chosen draft lengths, answers
-# without the draft.
-FEW_PROGRAMS = "--automatic False --distill.chunks 1"
+# Compiling takes most of the time, so: no program for each choice of draft lengths, answers without the draft alone,
+# and one bucket for all rows.
+FEW_PROGRAMS = "--automatic False --distill.chunks 1 --microbatches 1"
+# Recipe and options of the part `model`. 96 is its longest row.
+TRAINING = (
+    f"smollm2_sentences {FEW_PROGRAMS} --ladder 96 --data.prompts 16 --steps 12 --draft-lengths 0,3 "
+    "--distill.answers 4096 --distill.batch-size 64 --distill.steps 500"
+)
 
 
 @dataclass(frozen=True)
@@ -16,7 +21,7 @@ class Part:
 
     Attributes:
         name:    Name of the part and of its JSON file.
-        minutes: Its limit if all parts share 12 minutes. Time that a part leaves is divided among the later ones.
+        minutes: Its limit. If there is more time than all parts need, it is divided among them.
         command: Module and arguments.
         memory:  Fraction of the GPU's memory that JAX takes at its start.
         missing: Reason why it cannot run here; None: it can.
@@ -29,45 +34,48 @@ class Part:
     missing: str | None = None
 
 
-def parts(out: Path, *, tiny: bool = False, model: Path | None = None, training: Sequence[str] = ()) -> list[Part]:
+def parts(
+    out: Path, *, tiny: bool = False, model: Path | None = None, training: Sequence[str] = TRAINING.split()
+) -> list[Part]:
     """Return all parts.
 
     Args:
         out:      Directory of their JSON files.
         tiny:     Choose sizes at which each takes a CPU a minute or two.
-        model:    Directory of a policy in Hugging Face layout. None: the part `model` is skipped.
+        model:    Directory of a policy, as benchmarks.gpu.model takes it. None: the part `model` is skipped.
         training: Recipe to train that policy with, and its further options.
     """
 
-    def part(name: str, minutes: float, full: str, small: str, memory: float = 0.92) -> Part:
+    def part(name: str, minutes: float, full: str, small: str) -> Part:
         words = (small if tiny else full).split()
-        return Part(name, minutes, (*words, "--json", str(out / f"{name}.json")), memory)
+        return Part(name, minutes, (*words, "--json", str(out / f"{name}.json")))
 
-    def bench(name: str, minutes: float, section: str, options: str, memory: float = 0.92) -> Part:
-        small = f"launch.bench --sections {section} --preset tiny --batches 1 --contexts 64 --repeats 2"
-        return part(name, minutes, f"launch.bench --sections {section} {options}", small, memory)
-
-    compared = [*training, "--model.path", str(model), "--json", str(out / "model.json")]
-    missing = None if model else "no --model was given"
+    compared = "benchmarks.gpu.model", str(model), *training, "--json", str(out / "model.json")
     return [
         part(
             "scratch",
             4.5,
-            f"launch.compare scratch_100m {FEW_PROGRAMS} --ladder 152 --microbatches 1 --data.prompts 16 --steps 20 "
-            "--draft-lengths 0,3,5 --warmup.steps 300 --distill.steps 400 --distill.answers 2048",
+            f"launch.compare scratch_100m {FEW_PROGRAMS} --ladder 152 --data.prompts 16 --steps 20 "
+            "--draft-lengths 0,3,5 --warmup.steps 300 --distill.answers 2048 --distill.steps 400",
             f"launch.compare {REHEARSAL} {FEW_PROGRAMS} --ladder 152 --steps 2 --draft-lengths 0,2",
         ),
-        Part("model", 3, ("launch.compare", *compared), missing=missing),
+        Part("model", 4.5, compared, missing=None if model else "no --model was given"),
         part(
             "smoke",
             1.5,
-            "benchmarks.gpu.smoke",
+            "benchmarks.gpu.smoke --preset tiny --lengths 3 --draws 65536",
             "benchmarks.gpu.smoke --preset tiny --lengths 2 --draws 16384",
         ),
-        bench("update", 1.5, "update", "--preset qwen3-8b-8-layers --contexts 4096 20480 --repeats 3"),
-        bench("rollouts", 1.5, "acceptance", "--preset qwen3-8b"),
-        bench("drafting", 2, "draft", "--preset qwen3-8b"),
-        bench("decoding", 2, "floor", "--preset qwen3-8b"),
-        # Other samplers take memory beside JAX.
-        bench("peers", 2, "peers", "--preset qwen3-1.7b", memory=0.45),
+        part(
+            "update",
+            1.5,
+            "launch.bench --sections update --preset qwen3-8b-8-layers --contexts 4096 20480 --repeats 3",
+            "launch.bench --sections update --preset tiny --contexts 64 --repeats 2",
+        ),
+        part(
+            "rollouts",
+            2.5,
+            "launch.bench --sections acceptance --preset qwen3-8b --draft-lengths 3 5 --rates 0.8 --repeats 3",
+            "launch.bench --sections acceptance --preset tiny --draft-lengths 1 --rates 0.8 --repeats 2",
+        ),
     ]

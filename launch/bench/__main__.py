@@ -27,7 +27,8 @@ def main(argv: list[str]) -> int:
         load_pyplot()
         make_directory("plots", options.plots)
     name, preset = find_preset(options.preset)
-    overrides = {name: getattr(options, name) for name in ("batches", "contexts", "repeats")}
+    grid = "batches", "contexts", "draft_lengths", "rates", "repeats"
+    overrides = {name: getattr(options, name) for name in grid}
     preset = replace(preset, **{name: value for name, value in overrides.items() if value})
     with refusing():
         check_grid(preset)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Annotated
 
 from launch.bench.models import Networks
 from launch.bench.presets import PRESETS, Preset
@@ -13,7 +14,7 @@ from launch.bench.sections.peers import peers, rollouts
 from launch.bench.sections.update import update
 from launch.cli.paths import check_checkpoint, check_writable
 from specjax.checkpoint import Which
-from specjax.options import Options, Positive
+from specjax.options import DraftLength, Fraction, Options, Positive, at_least
 
 SECTIONS: dict[str, Callable[[Networks, Preset], Section]] = {
     "floor": floor,
@@ -42,6 +43,8 @@ class BenchArgs(Options):
         batches:         Rows decoded together in floor, verify and draft. Default: the preset's.
         contexts:        Positions that each row attends to in these sections, and tokens of a row in update. Default:
                          the preset's.
+        draft_lengths:   Draft lengths above 0 in draft, acceptance and peers. Default: the preset's.
+        rates:           Acceptance that acceptance forces, and that draft predicts for. Default: the preset's.
         repeats:         Measurements of each variant, interleaved with the others. Default: the preset's.
         json:            File for all results.
         plots:           Directory for plots; needs matplotlib.
@@ -54,6 +57,8 @@ class BenchArgs(Options):
     sections: tuple[str, ...] = ()
     batches: tuple[Positive, ...] = ()
     contexts: tuple[Positive, ...] = ()
+    draft_lengths: tuple[Annotated[DraftLength, at_least(1)], ...] = ()
+    rates: tuple[Fraction, ...] = ()
     repeats: Positive | None = None
     json: str | None = None
     plots: str | None = None

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.gpu import __main__ as gpu
-from benchmarks.gpu import run, smoke
+from benchmarks.gpu import model, run, smoke
 from benchmarks.gpu.parts import Part
 from launch.bench.presets import PRESETS
 from specjax.types import PyTree
@@ -49,8 +49,8 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_the_next_part_runs_however_a_part_ends(session, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(run, "GRACE", 0.5)
-    # The endless part gets a tenth of a minute, its share of one minute; the last part gets the remaining time.
-    shares = {"failing": 30, "aborting": 30, "endless": 10, "good": 90}
+    # The endless part gets a tenth of a minute: what is left is less than the parts need.
+    shares = {"failing": 0.3, "aborting": 0.3, "endless": 0.1, "good": 0.9}
     chosen = [Part(name, minutes, (name,)) for name, minutes in shares.items()]
     began = time.monotonic()
     code, log = session(*chosen, Part("absent", 1, ("good",), missing="no model"), options="--minutes 1")
@@ -70,10 +70,11 @@ def test_a_session_without_a_failure_exits_with_0(session):
     assert session(Part("good", 1, ("good",)))[0] == 0
 
 
-def test_the_time_left_is_divided_among_the_parts_that_can_run():
+def test_the_time_left_is_divided_among_the_parts_that_can_run_but_the_first_ones_keep_their_limits():
     two, one = Part("two", 2, ()), Part("one", 1, ())
     assert gpu.time_limit(9, [two, Part("absent", 5, (), missing="no model"), one]) == 6
     assert gpu.time_limit(9, [one]) == 9 and gpu.time_limit(0, [two, one]) == 0
+    assert gpu.time_limit(2.5, [two, one]) == 2 and gpu.time_limit(0.5, [two, one]) == 0.5
 
 
 @pytest.mark.parametrize("words", ["", "--model /nowhere --tiny"])
@@ -99,6 +100,23 @@ def test_a_failed_required_check_fails_the_part(monkeypatch: pytest.MonkeyPatch,
     assert "not the same tokens" in section["notes"][0]
     del planted["one", "highest", True]
     assert smoke.main() == 0
+
+
+def test_a_model_in_pieces_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    assert model.from_pieces(tmp_path) == tmp_path
+    for name, content in (("aa", b"first "), ("ab", b"second")):
+        (tmp_path / f"x.gguf.{name}").write_bytes(content)
+
+    def dequantise(gguf: Path, directory: Path) -> None:
+        (directory / "weights").write_bytes(gguf.read_bytes())
+
+    monkeypatch.setattr(model, "dequantise", dequantise)
+    started = list[list[str]]()
+    monkeypatch.setattr("os.execv", lambda _, words: started.append(words))
+    model.main([str(tmp_path), "smollm2_sentences", "--steps", "3"])
+    assert (tmp_path / "model" / "weights").read_bytes() == b"first second"
+    words = ["-m", "launch.compare", "smollm2_sentences", "--model.path", str(tmp_path / "model"), "--steps", "3"]
+    assert started[0][1:] == words
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from rich.console import Console
 
 import launch.compare
 from launch.build.experiment import build_experiment
-from launch.cli.errors import ConfigError
+from launch.cli.errors import ConfigError, Stopped
 from launch.cli.options import parse_run
 from launch.cli.unfinished import Unfinished
 from launch.comparison.asynchronous import NOTE
@@ -30,7 +30,7 @@ from launch.comparison.reward_curves import (
     sparkline,
     train_both,
 )
-from launch.comparison.stage_times import STAGES, steady_speedup, step_speedup
+from launch.comparison.stage_times import STAGES, VariantReport, steady_speedup, step_speedup, time_variants
 from launch.comparison.variants import StepTime
 from specjax.parallel.memory import Part
 from specjax.types import Rollout
@@ -97,6 +97,24 @@ def test_the_steady_step_includes_a_part_of_draft_training():
     assert steady_speedup(plain, always, 1) == (None, pytest.approx((6 / 2.75, 6 / 4.75, 6 / 2.75)))
 
 
+def test_a_comparison_that_is_stopped_shows_the_steps_so_far():
+    rollout = Rollout(tokens=np.array([[1, 2]]), lengths=np.array([2]))  # pyright: ignore[reportArgumentType]
+
+    def arm(seconds: float) -> SimpleNamespace:
+        def time_step(number: int) -> StepTime:
+            if number == 3:
+                raise Stopped(15, "stopped")
+            return StepTime(dict.fromkeys(STAGES, seconds), 6 * seconds, np.array([5]), rollout, {})
+
+        return SimpleNamespace(time_step=time_step, chosen=None)
+
+    variants: Any = {"autoregressive": arm(2.0), "3": arm(1.0)}
+    shown = dict[str, VariantReport]()
+    with pytest.raises(Stopped):
+        time_variants(variants, (0, 3), 9, 32, Unfinished(), shown.update)
+    assert len(shown["3"].turns) == 2 and shown["3"].step_speedup == (2.0, 2.0, 2.0)
+
+
 def test_every_variant_has_the_same_tokens(compared: tuple[dict[str, Any], str, Path]):
     """With `coupled`, tokens do not depend on the drafts, of which some are accepted."""
     (found, said, _), arms = compared, compared[0]["arms"]
@@ -124,6 +142,8 @@ def test_both_runs_learn_the_same(compared: tuple[dict[str, Any], str, Path]):
 @pytest.mark.slow
 def test_it_starts_from_a_distilled_draft_or_from_that_of_a_run(tmp_path: Path):
     """It also measures the cost of rounds. Draft training does not change the generated tokens."""
+    options = {"--draft-lengths": "1,3", "--automatic": "False", "--ladder": "26"}
+    assert list(run_program(tmp_path / "found.json", options)[0]["arms"]) == ["autoregressive", "1", "3"]
     options = {"--draft-lengths": "1,3", "--train-steps": "3", "--rollout.verifier": "coupled"}
     found, said = run_program(tmp_path / "found.json", options)
     assert "random weights" in said and "extra seconds of a step that trains it" in said
@@ -256,6 +276,7 @@ def test_the_first_difference_of_two_runs_is_found():
         ({"--checkpoint": "nowhere"}, "checkpoint = nowhere: "),
         ({"--plots": "here"}, "plots = here: "),
         ({"--train-steps": "-1"}, "train_steps = -1: "),
+        ({"--train-steps": "1", "--automatic": "False"}, "automatic = False: "),
         ({"--distill.batch-size": "64"}, "distill.batch_size = 64: "),
     ],
 )

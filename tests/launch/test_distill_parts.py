@@ -100,6 +100,16 @@ def test_the_policys_forward_is_kept_once_for_each_answer(memory: int, monkeypat
     assert len(calls) == ran <= 5 and len(widths) > 1 and max(widths) < 48 and len(counts) > 1
 
 
+def test_a_ladder_sets_the_widths_of_the_kept_forward():
+    policy, mesh = networks()[0], mesh_of(1, 1, 1)
+    answers = Answers.pad([-1] * 2, [([1, 2, 3], [4] * n) for n in (5, 40)], 48)
+    kept = KeptReads(policy, mesh, params_on(mesh).policy, 1, 45, NOT_KEPT, ladder=(12,))
+    kept.extend(answers)
+    for pick, width in enumerate((12, 48)):
+        batch, _, anchors = kept.batch(answers, np.array([pick]))
+        assert batch.tokens.shape[1] == width and anchors.place.shape[1] == min(width, 45)
+
+
 def test_a_response_without_tokens_is_read_as_text(tmp_path: Path):
     tokenizer, path = CharacterTokenizer(ALPHABET), tmp_path / "answers.jsonl"
     lines = [{"prompt": "1+2=", "response": "3#3"}, {"prompt": "1+2+3+4=", "response": "3"}]
