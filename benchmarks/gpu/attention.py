@@ -7,7 +7,7 @@ One layer with T = K + 1 queries per row. The cache is full, and visible up to e
 - specjax.kernels.plain, XLA's
 - jax.nn.dot_product_attention by XLA, with the mask; its cache has positions before heads
 - on a GPU, cuDNN with the mask, which becomes a bias
-- on a GPU, cuDNN in two parts (specjax.kernels.gpu), which is in use for long caches
+- on a GPU, cuDNN in two parts (specjax.kernels.cudnn), which is in use for long caches
 """
 
 import argparse
@@ -29,7 +29,7 @@ from launch.bench.sections.decoding import CopyBandwidth
 from launch.timing import interleaved, minus_startup, time_call
 from specjax import cache as kv
 from specjax import kernels
-from specjax.kernels import gpu, plain
+from specjax.kernels import cudnn, plain
 from specjax.types import LayerCache
 
 IN_USE = "specjax.kernels"
@@ -80,7 +80,7 @@ def masked_cudnn(q: Array, cache: LayerCache, view: kv.View) -> Array:
 def two_parts(q: Array, cache: LayerCache, view: kv.View) -> Array:
     """Attend with cuDNN in two parts."""
     assert view.write is not None
-    return gpu.in_two_parts(gpu.cudnn, q, cache, view.write)
+    return cudnn.in_two_parts(cudnn.over_cache, q, cache, view.write)
 
 
 def candidates() -> dict[str, Attend]:

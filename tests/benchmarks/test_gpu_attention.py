@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from benchmarks.gpu.attention import Attend, Cell, candidates, masked_cudnn, two_parts
 from launch.bench.presets import PRESETS
 from specjax.cache import View, decode_view
-from specjax.kernels import gpu, plain
+from specjax.kernels import cudnn, plain
 from specjax.parallel.mesh import BATCH_AXES
 from specjax.types import LayerCache
 from tests.specjax.training import mesh_of
@@ -62,7 +62,7 @@ def test_two_parts_are_one_attention(count: int):
         scores = jnp.einsum("btgnh,bgsh->bgnts", q.reshape(3, count, 2, 2, 8), cache.k) * 8**-0.5
         weights = jax.nn.softmax(jnp.where(view.mask[:, None, None], scores, -jnp.inf), axis=-1)
         expected = jnp.einsum("bgnts,bgsh->btgnh", weights, cache.v).reshape(q.shape)
-        found = gpu.in_two_parts(xla, q, cache, view.write)
+        found = cudnn.in_two_parts(xla, q, cache, view.write)
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
 
 
@@ -75,7 +75,7 @@ def test_a_rounded_log_sum_exp_would_cost_accuracy():
 
     q, cache, view = attended(4)
     exact = plain.attend(q, cache, view.mask)
-    gaps = [float(jnp.abs(gpu.in_two_parts(part, q, cache, view.write) - exact).max()) for part in (xla, rounded)]
+    gaps = [float(jnp.abs(cudnn.in_two_parts(part, q, cache, view.write) - exact).max()) for part in (xla, rounded)]
     assert gaps[0] < 1e-5 < 1e-3 < gaps[1]
 
 
@@ -103,12 +103,12 @@ def test_cudnn_is_asked_for_the_right_masks(
 @pytest.mark.parametrize("manual", [(), BATCH_AXES])
 def test_each_device_calls_cudnn_with_its_own_heads(manual: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
     """On a mesh that divides the two heads of keys, within a rollout's island or outside."""
-    monkeypatch.setattr(gpu, "LEAST_POSITIONS_OF_SEVERAL", LENGTH)
-    monkeypatch.setattr(gpu, "LEAST_HEADS", 1)
+    monkeypatch.setattr(cudnn, "LEAST_POSITIONS_OF_SEVERAL", LENGTH)
+    monkeypatch.setattr(cudnn, "LEAST_HEADS", 1)
 
     def attend(q: jax.Array, cache: LayerCache, view: View) -> jax.Array:
         def run(q: jax.Array, cache: LayerCache, start: jax.Array) -> jax.Array:
-            return gpu.attend(q, cache, jnp.zeros((3, 4, LENGTH), bool), start)
+            return cudnn.attend(q, cache, jnp.zeros((3, 4, LENGTH), bool), start)
 
         if manual:
             run = jax.shard_map(run, in_specs=P(manual), out_specs=P(manual), axis_names=set(manual), check_vma=False)
@@ -116,7 +116,7 @@ def test_each_device_calls_cudnn_with_its_own_heads(manual: tuple[str, ...], mon
 
     text = lowered(attend, 4, monkeypatch, mesh_of(1, 1, 2))
     asked = re.findall(r"custom_call @__cudnn.*?: \((tensor<\w+>), (tensor<\w+>)", text)
-    assert gpu.ROW_AXES == BATCH_AXES
+    assert cudnn.ROW_AXES == BATCH_AXES
     assert asked == [("tensor<3x1x8x8xbf16>", f"tensor<3x1x{LENGTH}x8xbf16>")]
 
 
@@ -124,17 +124,50 @@ def test_each_device_calls_cudnn_with_its_own_heads(manual: tuple[str, ...], mon
     "other", [{"start": None}, {"dtype": jnp.float32}, {"positions": LENGTH + 1}, {"heads": 7}, {}]
 )
 def test_xla_attends_where_cudnn_cannot_or_does_not_pay(other: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(gpu, "LEAST_POSITIONS_OF_SEVERAL", other.get("positions", LENGTH))
-    monkeypatch.setattr(gpu, "LEAST_HEADS", other.get("heads", 6))
+    monkeypatch.setattr(cudnn, "LEAST_POSITIONS_OF_SEVERAL", other.get("positions", LENGTH))
+    monkeypatch.setattr(cudnn, "LEAST_HEADS", other.get("heads", 6))
     if other:
         monkeypatch.setattr(CUDNN, lambda: 91000)
     q, cache, view = attended(4, other.get("dtype", jnp.bfloat16))
-    y = gpu.attend(q, cache, view.mask, other.get("start", view.write))
+    y = cudnn.attend(q, cache, view.mask, other.get("start", view.write))
     assert (y == plain.attend(q, cache, view.mask)).all()
 
 
 def test_cudnn_gives_a_log_sum_exp_in_float32(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(CUDNN, lambda: 91000)
     q, cache, view = attended(4, jnp.bfloat16)
-    y, lse = jax.eval_shape(gpu.cudnn, jnp.swapaxes(q, 1, 2)[:, :2], cache.k, cache.v, view.write)
+    y, lse = jax.eval_shape(cudnn.over_cache, jnp.swapaxes(q, 1, 2)[:, :2], cache.k, cache.v, view.write)
     assert (y.shape, y.dtype) == ((3, 2, 4, 8), jnp.bfloat16) and (lse.shape, lse.dtype) == ((3, 2, 4), jnp.float32)
+
+
+def whole_rows(count: int, dtype: Any = jnp.bfloat16) -> tuple[jax.Array, ...]:
+    random = np.random.default_rng(0)
+    return tuple(jnp.asarray(random.normal(size=(2, count, heads, 8)), dtype) for heads in (4, 2, 2))
+
+
+@pytest.mark.parametrize("count, window", [(64, None), (65, None), (70, 3)])
+def test_training_attends_to_whole_rows_with_cudnn(count: int, window: int | None, monkeypatch: pytest.MonkeyPatch):
+    """Forward and backward are causal and hold no scores. jax refuses odd numbers of tokens: such rows get one more."""
+    monkeypatch.setattr(CUDNN, lambda: 91000)
+
+    def total(*args: jax.Array) -> jax.Array:
+        return jnp.sum(cudnn.attend_rows(*args, window=window).astype(jnp.float32))
+
+    traced = jax.jit(jax.grad(total, (0, 1, 2))).trace(*whole_rows(count))
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    even = count + count % 2
+    assert len(re.findall(rf"custom_call @__cudnn.*tensor<2x{even}x4x8xbf16>", text)) == 2
+    assert re.findall(r"mask_type.{2,9}?([A-Z_]+)", text) == ["CAUSAL"] * 2
+    assert re.findall(r"sliding_window_length.{1,4}: (\d+)", text) == [str(window or 0)] * 2
+    assert not re.search(rf"x({count}|{even})x({count}|{even})x", text)
+
+
+@pytest.mark.parametrize("other", ["float32", "short", "own", "at"])
+def test_xla_attends_to_whole_rows_where_cudnn_cannot(other: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(CUDNN, lambda: 91000)
+    count = cudnn.LEAST_ROW - (other == "short")
+    q, k, v = whole_rows(count, jnp.float32 if other == "float32" else jnp.bfloat16)
+    options: dict[str, Any] = {"own": (k[:, :, None], v[:, :, None])} if other == "own" else {}
+    if other == "at":
+        options["at"] = jnp.zeros((2, count), jnp.int32)
+    assert (cudnn.attend_rows(q, k, v, **options) == plain.attend_rows(q, k, v, **options)).all()

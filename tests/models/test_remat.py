@@ -41,7 +41,9 @@ def results(params: PyTree, dtype: str) -> dict[Remat, tuple[PyTree, int]]:
     def compute(remat: Remat) -> tuple[PyTree, int]:
         def loss(params: PyTree) -> jax.Array:
             output = make_policy(config, remat).apply(params, TOKENS, START)
-            return jnp.sum(jnp.sin(output.logits.astype("float32"))) + jnp.sum(jnp.cos(output.features.astype("float32")))
+            return jnp.sum(jnp.sin(output.logits.astype("float32"))) + jnp.sum(
+                jnp.cos(output.features.astype("float32"))
+            )
 
         compiled = jax.jit(jax.grad(loss), compiler_options=LATE).lower(params).compile()
         memory = compiled.memory_analysis()
