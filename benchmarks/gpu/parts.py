@@ -23,14 +23,12 @@ class Part:
         name:    Name of the part and of its JSON file.
         minutes: Its limit. If there is more time than all parts need, it is divided among them.
         command: Module and arguments.
-        memory:  Fraction of the GPU's memory that JAX takes at its start.
         missing: Reason why it cannot run here; None: it can.
     """
 
     name: str
     minutes: float
     command: tuple[str, ...]
-    memory: float = 0.92
     missing: str | None = None
 
 
