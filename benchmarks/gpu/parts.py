@@ -52,7 +52,7 @@ def parts(
     return [
         part(
             "scratch",
-            4.5,
+            6,
             f"launch.compare scratch_100m {FEW_PROGRAMS} --ladder 152 --data.prompts 16 --steps 20 "
             "--draft-lengths 0,3,5 --warmup.steps 300 --distill.answers 2048 --distill.steps 400",
             f"launch.compare {REHEARSAL} {FEW_PROGRAMS} --ladder 152 --steps 2 --draft-lengths 0,2",
