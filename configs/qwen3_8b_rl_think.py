@@ -52,7 +52,7 @@ config = RunConfig(
     steps=200,
     microbatches=64,
     ladder=(4096, 8192),
-    logit_chunk=512,
+    logit_chunk=2048,
     mesh=MeshConfig(fsdp=8),
     model=ModelConfig(remat="dots"),
     draft=DraftConfig(vocab_size=32_000),

@@ -48,9 +48,9 @@ from configs.schema import (
 config = RunConfig(
     name="qwen3_8b_rl_zero",
     steps=200,
-    microbatches=32,
+    microbatches=16,
     ladder=(2048, 4096, 8192),
-    logit_chunk=512,
+    logit_chunk=2048,
     mesh=MeshConfig(fsdp=8),
     model=ModelConfig(remat="full"),
     draft=DraftConfig(vocab_size=32_000),

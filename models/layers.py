@@ -115,9 +115,11 @@ class Attention(nn.Module):
         q, k = rope(q, query_turn), rope(k, turn)
         if cache is not None and view.write is not None:
             cache = kv.write(cache, k, v, view.write)
-        if cache is not None and mask is not None:
+        if not view.rows:
+            assert cache is not None and mask is not None
             y = kernels.attend(q, cache, mask, start)
-        elif cache is not None and view.depth:
+        elif view.depth:
+            assert cache is not None
             y = attend_pass(q, cache, view)
         else:
             y = kernels.attend_rows(q, k, v, window=view.window, at=at)

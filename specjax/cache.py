@@ -62,9 +62,10 @@ class View:
     Attributes:
         positions: int32 [B, T], for the rotary embedding.
         write:     int32 [B], cache index of the first token; None without a cache.
-        mask:      bool [B, T, S] over the cached positions. None: the tokens are whole rows and attend causally,
-                   whether or not a cache keeps them.
-        window:    Without a mask, the number of last positions attended to, its own included; None: all. Static.
+        mask:      bool [B, T, S] over the cached positions; None if `rows`.
+        rows:      The tokens are whole rows and attend causally to one another, whether or not a cache keeps them. Such
+                   attention needs no mask, and memory that grows with T alone. Static.
+        window:    With `rows`, the number of last positions attended to, its own included; None: all. Static.
         prefix:    Each token may attend to exactly the positions up to its own. Static.
         at:        int32 [B, T], index of each token in its row, in a pass of the training-time test
                    (specjax.drafters.training_time_test); None: token t is at index t.
@@ -74,6 +75,7 @@ class View:
     positions: Int[Array, "B T"]
     write: Int[Array, "B"] | None = None
     mask: Bool[Array, "B T S"] | None = None
+    rows: bool = field(default=False, metadata={"static": True})
     window: int | None = field(default=None, metadata={"static": True})
     prefix: bool = field(default=False, metadata={"static": True})
     at: Int[Array, "B T"] | None = None
@@ -106,19 +108,18 @@ def decode_view(
     window:       number of last positions attended to, its own included; None: all.
     """
     positions, index = _positions(start, count), jnp.arange(length)[None, None]
-    if count == length and visible_from is None:
-        return View(positions, start, window=window)
     mask = index <= positions[..., None]
     if visible_from is not None:
         mask &= index >= visible_from[:, None, None]
     if window is not None:
         mask &= index > positions[..., None] - window
-    return View(positions, start, mask, prefix=visible_from is None and window is None)
+    prefix = visible_from is None and window is None
+    return View(positions, start, mask, rows=count == length and visible_from is None, window=window, prefix=prefix)
 
 
 def uncached_view(start: Int[Array, "B"], count: int, window: int | None = None) -> View:
     """Return the view of tokens start .. start + count - 1 that attend to one another causally, without a cache."""
-    return View(_positions(start, count), window=window)
+    return View(_positions(start, count), rows=True, window=window)
 
 
 def _positions(start: Array, count: int) -> Array:

@@ -27,7 +27,8 @@ def pass_view(
     every = jnp.tile(jnp.arange(count, dtype=jnp.int32)[None], (rows, 1))
     at = anchors if depth and anchors is not None else every
     written = count + (depth - 1) * at.shape[1] if depth else 0
-    return View(at + depth, jnp.full(rows, written, jnp.int32), window=window, at=at if depth else None, depth=depth)
+    write = jnp.full(rows, written, jnp.int32)
+    return View(at + depth, write, rows=True, window=window, at=at if depth else None, depth=depth)
 
 
 def attend_pass(q: Float[Array, "B N heads H"], cache: LayerCache, view: View) -> Float[Array, "B N heads H"]:

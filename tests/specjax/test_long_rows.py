@@ -1,18 +1,36 @@
 """A whole step at the lengths of `qwen3_8b_rl_think`, with a tiny network."""
 
 from dataclasses import replace
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from launch.cli.recipes import load_recipe
+from models.config import DecoderConfig
+from models.decoder import init_decoder, make_policy
+from models.drafts.eagle3 import eagle3_like, init_eagle3, make_eagle3
+from models.params import init_params
 from specjax.rollout.plan import RolloutConfig
+from specjax.train.state import init_train_state
 from specjax.train.train_step import make_train_step
-from specjax.types import Prompts
-from tests.specjax.training import CONFIG, VOCAB, count_fives, mesh_of, networks, state_on
+from specjax.types import Params, Prompts
+from tests.specjax.training import CONFIG, VOCAB, count_fives, mesh_of
 
 GROUPS, SAMPLES = 3, 4
+DECODER = DecoderConfig(
+    vocab_size=VOCAB,
+    hidden_size=8,
+    intermediate_size=8,
+    num_layers=1,
+    num_heads=1,
+    num_kv_heads=1,
+    head_dim=8,
+    feature_layers=(0,),
+)
+HEAD = eagle3_like(DECODER, VOCAB)
 
 
 @pytest.mark.slow
@@ -32,10 +50,11 @@ def test_a_step_of_rows_of_twenty_thousand_tokens():
         lengths=jnp.asarray([width, 100, 1000], jnp.int32),
         id=jnp.arange(GROUPS, dtype=jnp.int32),
     )
-    mesh = mesh_of(1)
-    state, rollout, metrics = make_train_step(*networks(unroll=2), count_fives, config, mesh)(
-        state_on(mesh, config), prompts
-    )
+    mesh, policy = mesh_of(1), make_policy(DECODER)
+    inits = partial(init_decoder, DECODER), partial(init_eagle3, HEAD)
+    params = Params(*(init_params(init, jax.random.key(i), mesh) for i, init in enumerate(inits)))
+    step = make_train_step(policy, make_eagle3(HEAD, policy, unroll=2), count_fives, config, mesh)
+    state, rollout, metrics = step(init_train_state(params, config, mesh), prompts)
     np.testing.assert_array_equal(rollout.lengths, np.full(GROUPS * SAMPLES, budget))
     assert state.step == 1 and all(np.isfinite(x) for x in metrics.values())
     assert metrics["rollout/logprob_gap_mean"] < 1e-4 and metrics["grad_norm/draft"] > 0
