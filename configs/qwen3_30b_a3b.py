@@ -2,7 +2,8 @@
 
     python -m launch.train qwen3_30b_a3b --model.path Qwen/Qwen3-30B-A3B --data.train DAPO --data.held-out AIME
 
-Problems, prompts, budget and learning rate are those of `qwen3_8b_rl_zero`; the chat template's thinking is off.
+Problems, prompts and learning rate are those of `qwen3_8b_rl_zero`, with up to 3,072 new tokens; the chat template's
+thinking is off.
 
 Experts: training replays the experts of the rollout, so that both are one policy although bfloat16 rounds differently
 in the two. No load-balance loss, as in other public RL recipes for this model (slime).

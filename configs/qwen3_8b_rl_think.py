@@ -7,13 +7,11 @@ From the paper:
 - DAPO-Math-17K to train on, AIME 2024 to validate on
 
 Not published, from the closest public recipe (NeMo RL's grpo-qwen3-8b):
-- prompts of up to 2,048 tokens; 32 prompts with 16 samples
+- prompts of up to 2,048 tokens and 18,432 new ones; 32 prompts with 16 samples
 - learning rate 1e-6; ratio clipped at 0.2 and 0.28; importance weight truncated at 2; no KL
 
 Our own:
-- 4,096 new tokens, which truncate many completions. NeMo RL's 18,432 do not fit, because attention keeps its weights
-  for the backward pass.
-- number of steps; phases and ladder, which change no token; draft length 0 where 3 does not pay
+- number of steps; phases, ladder and microbatches, which change no token; draft length 0 where 3 does not pay
 - The draft starts untrained and is distilled from every rollout. The paper's was trained on DAPO first and frozen.
 
 Data: DAPO and AIME are JSONL files. Each line has a `problem` and an `answer`; the problem has no instructions.
@@ -23,13 +21,12 @@ the earliest merges of the byte-pair encoding. A vocabulary head over all 151,93
 instead of 131M, read at every draft step. A draft checkpoint has its own vocabulary: --draft.path DIR
 --draft.vocab-size None.
 
-Minimum mesh: 16 GPUs of 141 GB, 2 along `fsdp` and 8 along `tensor`, with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95. GiB per
-GPU:
-- master weights and moments in float32: 6
-- gradients: 2; their sum over microbatches: 2
-- bfloat16 copy: 2
-- caches: 28
-- total with all activations, by XLA's count: 108 (without phases and ladder, with the full draft vocabulary)
+Minimum mesh: 8 GPUs of 141 GB along `fsdp`, with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95. GiB per GPU:
+- master weights and moments in float32: 12
+- gradients: 4
+- bfloat16 copy: 16
+- caches of 32 slots: 93. Sequences wait for slots; a slot takes 2.9 for its 20,480 positions.
+- total as `launch.plan` counts it for H200: TOTAL_GENERATE to generate, TOTAL_UPDATE to update
 """
 
 from configs.schema import (

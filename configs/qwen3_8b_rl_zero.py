@@ -7,12 +7,12 @@ From the paper:
 - DAPO-Math-17K to train on, AIME 2024 to validate on
 
 Not published, from the closest public recipe (NeMo RL's grpo-qwen3-8b):
-- 32 prompts with 16 samples
+- 18,432 new tokens; 32 prompts with 16 samples
 - learning rate 1e-6; ratio clipped at 0.2 and 0.28; importance weight truncated at 2; no KL
 
 Our own:
-- 1,024 prompt tokens and 3,072 new tokens. NeMo RL's 2,048 and 18,432 are for a thinking model.
-- number of steps; phases and ladder, which change no token; draft length 0 where 3 does not pay
+- 1,024 prompt tokens. NeMo RL's 2,048 are for a thinking model.
+- number of steps; phases, ladder and microbatches, which change no token; draft length 0 where 3 does not pay
 - The draft starts untrained and is distilled from every rollout. The paper's was trained on DAPO first and frozen.
 
 Data: DAPO and AIME are JSONL files. Each line has a `problem` and an `answer`; the problem has no instructions.
@@ -22,12 +22,13 @@ the earliest merges of the byte-pair encoding. A vocabulary head over all 151,93
 instead of 131M, read at every draft step. A draft checkpoint has its own vocabulary: --draft.path DIR
 --draft.vocab-size None.
 
-Minimum mesh: 8 GPUs of 141 GB along `tensor`, with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95. GiB per GPU:
+Minimum mesh: 8 GPUs of 80 GB along `fsdp`, with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95. GiB per GPU:
 - master weights and moments in float32: 12
-- gradients: 4; their sum over microbatches: 4
-- bfloat16 copy: 2
-- caches: 37
-- total as `launch.plan` counts it for H200: 52 to generate, 41 to update
+- gradients: 4
+- bfloat16 copy: 16
+- caches of 12 slots: 33. Sequences wait for slots; a slot takes 2.7 for its 19,456 positions. A GPU of 141 GB has room
+  for 32.
+- total as `launch.plan` counts it for H100: TOTAL_GENERATE to generate, TOTAL_UPDATE to update
 """
 
 from configs.schema import (
@@ -66,7 +67,7 @@ config = RunConfig(
         group_size=16,
         max_new_tokens=18_432,
         draft_lengths=(0, 3),
-        phases=((16, 19_456), (4, 19_456)),
+        phases=((12, 19_456), (4, 19_456)),
         law=SamplingLaw(temperature=1.0),
         # <|endoftext|>, which the base model emits, and <|im_end|>, which ends a turn in the chat template.
         stop_tokens=(151643, 151645),

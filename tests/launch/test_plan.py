@@ -178,7 +178,7 @@ def test_sensible_meshes_use_all_gpus_and_keep_tensor_within_links():
 def test_of_the_ranked_meshes_the_first_that_fits_is_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """Of four meshes, 8 data shards do not divide the prompts, XLA refuses one and one is too large."""
+    """Four meshes: 8 data shards do not divide the prompts, XLA refuses one, and one is too large."""
     monkeypatch.setattr(devices, "absent_gpus", lambda name, count, per_host: jax.devices()[:count])
     compiled = []
 
