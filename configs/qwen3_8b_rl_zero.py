@@ -28,7 +28,7 @@ Minimum mesh: 8 GPUs of 80 GB along `fsdp`, with XLA_PYTHON_CLIENT_MEM_FRACTION=
 - bfloat16 copy: 16
 - caches of 12 slots: 33. Sequences wait for slots; a slot takes 2.7 for its 19,456 positions. A GPU of 141 GB has room
   for 32.
-- total as `launch.plan` counts it for H100: TOTAL_GENERATE to generate, TOTAL_UPDATE to update
+- total as `launch.plan` counts it for H100: 64 to generate, 55 to update
 """
 
 from configs.schema import (
