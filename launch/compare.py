@@ -73,7 +73,8 @@ def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -
                 console.print(f"automatic:\n{explain_choice(experiment.phases, args.lengths, drafting)}")
             print_first_differences(reports, console)
             arms = {name: asdict(report) for name, report in reports.items()}
-            results.update({"verifier": config.rollout.verifier, "arms": arms})
+            timed = len(next(iter(reports.values())).turns)
+            results.update({"verifier": config.rollout.verifier, "timed_steps": timed, "arms": arms})
             write_results(args.json, results)
 
         time_variants(variants, args.lengths, config.steps, config.draft_training.max_every, unfinished, show)

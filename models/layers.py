@@ -116,7 +116,8 @@ class Attention(nn.Module):
         if cache is not None and view.write is not None:
             cache = kv.write(cache, k, v, view.write)
         if not view.rows:
-            assert cache is not None and mask is not None
+            if cache is None or mask is None:
+                raise ValueError("View: rows = False: needs a cache and a mask")
             y = kernels.attend(q, cache, mask, start)
         elif view.depth:
             assert cache is not None

@@ -62,7 +62,8 @@ class View:
     Attributes:
         positions: int32 [B, T], for the rotary embedding.
         write:     int32 [B], cache index of the first token; None without a cache.
-        mask:      bool [B, T, S] over the cached positions; None if `rows`.
+        mask:      bool [B, T, S] over the cached positions; None without a cache and in a pass of the training-time
+                   test.
         rows:      The tokens are whole rows and attend causally to one another, whether or not a cache keeps them. Such
                    attention needs no mask, and memory that grows with T alone. Static.
         window:    With `rows`, the number of last positions attended to, its own included; None: all. Static.
@@ -102,7 +103,7 @@ def decode_view(
 ) -> View:
     """Return the view of tokens start .. start + count - 1 on a cache of `length`; each attends up to its own position.
 
-    As many tokens as the cache has room for are whole rows, which start at 0.
+    Tokens that fill the cache must start at 0, so they are whole rows.
 
     visible_from: first visible position of each row; None: 0.
     window:       number of last positions attended to, its own included; None: all.

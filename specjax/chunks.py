@@ -8,15 +8,17 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 
-def by_position(read: Callable[..., Any], chunk: int, *arrays: Array) -> Any:
-    """Return `read(*arrays)`, computed for `chunk` positions of every row at a time; chunk 0: all at once.
+def by_position(function: Callable[..., Any], chunk: int, *arrays: Array) -> Any:
+    """Return `function(*arrays)`, computed for at most `chunk` positions of every row at a time; 0: all at once.
 
-    `read` must treat each position by itself. Arrays and results are [B, T, ..]. The backward pass computes each chunk
-    again. Chunks split positions, not rows, so that rows stay on their shards.
+    `function` must treat each position by itself. Arrays and results are [B, T, ..]. The backward pass computes each
+    chunk again. Chunks split positions, not rows, so that rows stay on their shards.
     """
     count = arrays[0].shape[1]
     if not 0 < chunk < count:
-        return read(*arrays)
+        return function(*arrays)
+    # Chunks of equal size, so that little is padded.
+    chunk = -(-count // -(-count // chunk))
     missing = -count % chunk
 
     def cut(x: Array) -> Array:
@@ -28,5 +30,5 @@ def by_position(read: Callable[..., Any], chunk: int, *arrays: Array) -> Any:
         return x.reshape(len(x), -1, *x.shape[3:])[:, :count]
 
     # The loop already keeps XLA from sharing values with the forward pass, so the CSE barrier is not needed.
-    rematerialized = jax.checkpoint(lambda parts: read(*parts), prevent_cse=False)
+    rematerialized = jax.checkpoint(lambda parts: function(*parts), prevent_cse=False)
     return jax.tree.map(join, jax.lax.map(rematerialized, tuple(map(cut, arrays))))

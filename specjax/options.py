@@ -114,7 +114,7 @@ def nearest_divisors(value: int, number: int) -> str:
     """Return the divisors of `number` on both sides of `value`, for messages: "2 or 4"."""
     if value > number:
         return str(number)
-    divisors = [each for each in range(max(value - 4096, 1), value + 4096) if number % each == 0]
+    divisors = [each for each in range(1, number + 1) if number % each == 0]
     below, above = ([each for each in divisors if each < value], [each for each in divisors if each > value])
     return " or ".join(map(str, below[-1:] + above[:1])) or "1"
 

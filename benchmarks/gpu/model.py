@@ -1,4 +1,4 @@
-"""Time whole steps of SmolLM2-135M from files: `python -m benchmarks.gpu.model DIR RECIPE [options of launch.compare]`.
+"""Time whole steps of a model from files: `python -m benchmarks.gpu.model DIR RECIPE [options of launch.compare]`.
 
 DIR is the model in Hugging Face layout, or holds the pieces of its GGUF file (`split -n 2 X.gguf X.gguf.`), whose
 4-bit weights are then written to DIR/model.

@@ -48,16 +48,17 @@ def parts(
         words = (small if tiny else full).split()
         return Part(name, minutes, (*words, "--json", str(out / f"{name}.json")))
 
-    compared = "benchmarks.gpu.model", str(model), *training, "--json", str(out / "model.json")
+    shorter = "--steps 1 --distill.answers 64 --distill.steps 2".split() if tiny else ()
+    compared = "benchmarks.gpu.model", str(model), *training, *shorter, "--json", str(out / "model.json")
     return [
         part(
             "scratch",
-            6,
+            5,
             f"launch.compare scratch_100m {FEW_PROGRAMS} --ladder 152 --data.prompts 16 --steps 20 "
-            "--draft-lengths 0,3,5 --warmup.steps 300 --distill.answers 2048 --distill.steps 400",
+            "--draft-lengths 0,3,5 --warmup.steps 300 --distill.answers 2048 --distill.steps 200",
             f"launch.compare {REHEARSAL} {FEW_PROGRAMS} --ladder 152 --steps 2 --draft-lengths 0,2",
         ),
-        Part("model", 4.5, compared, missing=None if model else "no --model was given"),
+        Part("model", 5, compared, missing=None if model else "no --model was given"),
         part(
             "smoke",
             1.5,
@@ -66,7 +67,7 @@ def parts(
         ),
         part(
             "update",
-            1.5,
+            3,
             "launch.bench --sections update --preset qwen3-8b-8-layers --contexts 4096 20480 --repeats 3",
             "launch.bench --sections update --preset tiny --contexts 64 --repeats 2",
         ),

@@ -13,6 +13,8 @@ from benchmarks.gpu.parts import Part
 
 # Seconds before its limit at which a part gets SIGTERM, to write what it has.
 GRACE = 20
+# Minutes in which a part can show something.
+LEAST = 0.75
 # Fraction of the GPU's memory that JAX takes at the start of a part.
 MEMORY = "0.92"
 # Lines of a failed part that the summary repeats.
@@ -35,8 +37,9 @@ class Outcome(NamedTuple):
 
 def run(part: Part, minutes: float, log: Path) -> Outcome:
     """Run the part for at most so many minutes, append its output to the log as it comes, and return the outcome."""
-    if part.missing:
-        return Outcome(f"skipped: {part.missing}")
+    missing = part.missing or (f"{minutes:.1f} min are left" if minutes < LEAST else None)
+    if missing:
+        return Outcome(f"skipped: {missing}")
     environment = os.environ | {"XLA_PYTHON_CLIENT_MEM_FRACTION": MEMORY, "PYTHONUNBUFFERED": "1"}
     started, begin = time.perf_counter(), log.stat().st_size
     with log.open("ab") as output:
@@ -52,7 +55,7 @@ def run(part: Part, minutes: float, log: Path) -> Outcome:
         code = process.wait(max(60 * minutes - GRACE, 0))
         ended = "ok" if code == 0 else f"exit code {code}" if code > 0 else signal.Signals(-code).name
     except subprocess.TimeoutExpired:
-        ended = f"over its {minutes:.1f} min"
+        ended = f"stopped {GRACE} s before its limit of {minutes:.1f} min"
     finally:
         _end(process)
     text = log.read_bytes()[begin:].decode(errors="replace")

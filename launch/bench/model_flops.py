@@ -11,8 +11,10 @@ def policy_flops(decoder: DecoderConfig, params: PyTree, rows: int, length: int)
 
     6 for each matrix parameter and token: 2 forward, 4 backward. The vocabulary head is such a matrix, an embedding
     that is only looked up is none. For attention 12 x layers x width of all query heads for each pair of a query and a
-    key that it sees: two products forward, four backward.
+    key that it sees: two products forward, four backward. Raises ValueError for experts and windows.
     """
+    if decoder.experts is not None or any(decoder.windows):
+        raise ValueError("model FLOPs are counted for networks without experts and windows")
     matrices = sum(_matrices(params).values())
     if decoder.tie_embeddings:
         matrices += params["embed"]["embedding"].size
@@ -26,7 +28,8 @@ def draft_flops(decoder: DecoderConfig, params: Params, rows: int, length: int, 
     With anchors, every pass runs over so many tokens of a row, except that the first computes the keys and values of
     all. 0: all tokens. The anchors are drawn anywhere: each sees half of the row in the mean. The projection of the
     policy's features counts 4 for each parameter and token, because its input has no gradient. The policy's vocabulary
-    head counts 2, because it is not trained here.
+    head counts 2, because it is not trained here, at each position whose law a pass reads: those of neighbouring passes
+    over all tokens are the same but for one.
     """
     indices = length - 2
     queries = min(anchors or indices, indices)
@@ -34,7 +37,9 @@ def draft_flops(decoder: DecoderConfig, params: Params, rows: int, length: int, 
     features = matrices.pop(("fc", "kernel"))
     keys = sum(matrices.pop(("attention", name, "kernel")) for name in "kv")
     products = 4 * features * indices + 6 * keys * (indices + (passes - 1) * queries)
-    products += passes * queries * (6 * sum(matrices.values()) + 2 * decoder.hidden_size * decoder.vocab_size)
+    products += passes * queries * 6 * sum(matrices.values())
+    laws = passes * queries if anchors else indices + passes - 1
+    products += 2 * decoder.hidden_size * decoder.vocab_size * laws
     # Pass d sees the keys of its own index in passes 1 .. d too.
     pairs = passes * queries * (indices + 1) // 2 + queries * sum(range(passes))
     return rows * (products + 12 * decoder.num_heads * decoder.head_dim * pairs)

@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
+from launch.cli.errors import Stopped
 from launch.cli.unfinished import Unfinished
 from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.variants import PLAIN, StepTime, Variant
@@ -93,7 +94,7 @@ def time_variants(
 ) -> None:
     """Time `steps` steps of every variant, interleaved. Raises Stopped at a signal.
 
-    At the end, whatever ends it, `show` is called with the reports by name, of the steps so far.
+    At the end, or when it is stopped, `show` is called with the reports by name, of the steps so far.
 
     lengths:   draft lengths that `Variant.chosen` indexes.
     max_every: number of steps between two trainings of the draft while its acceptance holds.
@@ -102,13 +103,19 @@ def time_variants(
     runs = {name: lambda turn, run=variant.time_step: run(turn + 1) for name, variant in variants.items()}
     phase = unfinished.phase("timed steps", steps, f"steps of {len(variants)} variants")
     turns = list[Record]()
+
+    def show_turns() -> None:
+        times = {name: [turn[name] for turn in turns] for name in variants}
+        chosen = {name: tuple(lengths[i] for i in variant.chosen or ()) for name, variant in variants.items()}
+        show({name: _report(times[name], times[PLAIN], chosen[name], max_every) for name in variants})
+
     try:
         timed_turns(phase, runs, _records, into=turns)
-    finally:
+    except Stopped:
         if turns:
-            times = {name: [turn[name] for turn in turns] for name in variants}
-            chosen = {name: tuple(lengths[i] for i in variant.chosen or ()) for name, variant in variants.items()}
-            show({name: _report(times[name], times[PLAIN], chosen[name], max_every) for name in variants})
+            show_turns()
+        raise
+    show_turns()
 
 
 def _records(steps: Mapping[str, StepTime]) -> dict[str, Record]:

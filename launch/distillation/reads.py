@@ -21,14 +21,13 @@ from specjax.parallel.memory import host_memory
 from specjax.train.anchors import all_anchors
 from specjax.train.batch import Sequences
 from specjax.train.distill import PolicyReads, make_read
-from specjax.train.ladder import windows
 from specjax.types import Policy, PyTree
 from specjax.writing import writing
 
 # Fraction of the host's memory to use before arrays go to files.
 MOST_OF_MEMORY = 0.25
-# Without a ladder, rows are padded to one of these fractions (WIDTHS) of the longest possible row, and answer tokens to
-# one of these fractions (COUNTS) of the longest possible answer. Each pair of both compiles its own program.
+# Rows are padded to one of these fractions (WIDTHS) of the longest possible row, and answer tokens to one of these
+# fractions (COUNTS) of the longest possible answer. Each pair of both compiles its own program.
 WIDTHS, COUNTS = (1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 1), (1 / 2, 3 / 4, 1)
 # Number of batches whose rows are sorted by length together. With more, lengths would vary too little in a step.
 SORTED_TOGETHER = 16
@@ -44,7 +43,8 @@ class KeptReads:
     budget:       largest number of tokens of an answer.
     unfinished:   shows the progress.
     microbatches: number of parts of a batch that run one after the other, to save memory.
-    ladder:       lengths that rows are padded to, besides the longest possible row: one program each. Empty: WIDTHS.
+    ladder:       lengths that rows are padded to; longer rows to WIDTHS. If it has the longest possible row, answers
+                  are padded to the longest one too.
     """
 
     def __init__(
@@ -90,16 +90,15 @@ class KeptReads:
         for row, pick in zip(rows, picks, strict=True):
             row[: len(self._kept[pick])] = self._kept[pick]
         completion = processes.fetch(sequences.completion)
-        count = self._budget if self._ladder else fitting(completion.sum(axis=1).max(), self._budget, COUNTS)
+        counts = (1,) if self._ladder and self._ladder[-1] >= answers.tokens.shape[1] else COUNTS
+        count = fitting(completion.sum(axis=1).max(), self._budget, counts)
         anchors = all_anchors(completion, count)
         return sequences, PolicyReads(rows[..., : self._features], rows[..., self._features :]), anchors  # pyright: ignore[reportArgumentType]
 
     def _cut(self, answers: Answers, picks: np.ndarray) -> Sequences:
         longest, most = answers.lengths[picks[picks >= 0]].max(), answers.tokens.shape[1]
-        if self._ladder:
-            width = next(window for window in windows(self._ladder, most) if window >= longest)
-        else:
-            width = fitting(longest, most, WIDTHS)
+        buckets = [min(bucket, most) for bucket in self._ladder if bucket >= longest]
+        width = buckets[0] if buckets else fitting(longest, most, WIDTHS)
         padded = answers.batch(picks)
         return Sequences(padded.tokens[:, :width], padded.completion[:, :width])
 

@@ -14,7 +14,7 @@ from launch.plan.options import PlanConfig
 from specjax.cost import HARDWARE
 from specjax.parallel.mesh import AXES, MeshConfig
 
-# Meshes that are shown and may be compiled.
+# Meshes that are shown.
 SHOWN = 6
 SPLITS = (1, 2, 4, 8)
 
@@ -40,11 +40,13 @@ def rank_meshes(config: RunConfig, plan: PlanConfig, usable: float) -> tuple[lis
     hardware = HARDWARE[plan.gpu]
     if plan.gpu == "cpu":  # of one machine
         hardware = replace(hardware, domain=count)
+    if plan.per_host is not None:
+        hardware = replace(hardware, domain=min(plan.per_host, hardware.domain))
     # What one device refuses, every mesh refuses.
     single = abstract_experiment(replace(config, mesh=MeshConfig()), mesh_over(devices[:1], MeshConfig()))
     mixture = single.networks.policy.mixture is not None
     found, refused = [], []
-    linked = min(plan.per_host or count, hardware.domain, count)
+    linked = min(hardware.domain, count)
     joined = next(size for size in range(linked, 0, -1) if count % size == 0)
     for mesh in sensible_meshes(count, joined, mixture):
         try:
@@ -56,7 +58,7 @@ def rank_meshes(config: RunConfig, plan: PlanConfig, usable: float) -> tuple[lis
         raise ConfigError(f"plan.gpus = {count}: no mesh of so many GPUs is possible; {refused[0].reason}")
     fitting = sorted((each for each in found if each.largest <= usable), key=lambda each: each.seconds)
     too_large = sorted((each for each in found if each.largest > usable), key=lambda each: each.largest)
-    return [*fitting, *too_large][:SHOWN], refused
+    return [*fitting, *too_large], refused
 
 
 def enough_gpus(config: RunConfig, plan: PlanConfig, count: int, usable: float) -> int | None:
@@ -92,20 +94,28 @@ def sensible_meshes(count: int, joined: int, mixture: bool) -> Iterator[MeshConf
 
 
 def with_mesh(config: RunConfig, mesh: MeshConfig) -> RunConfig:
-    """Return the config with this mesh, and as many of its microbatches as the sequences of a data shard allow."""
+    """Return the config with this mesh, as many of its microbatches as a data shard allows, and as many slots in all.
+
+    A data shard of half the devices has half the slots: their caches take about the same memory per device.
+    """
     groups = config.selection.groups or config.data.prompts
+    ratio = config.mesh.data * config.mesh.fsdp / (mesh.data * mesh.fsdp)
+    phases = tuple((max(round(slots * ratio), 1), window) for slots, window in config.rollout.phases)
     sequences = groups * config.rollout.group_size // (mesh.data * mesh.fsdp * config.updates.minibatches)
     microbatches = min(config.microbatches, max(sequences, 1))
     while sequences % microbatches:
         microbatches -= 1
-    return replace(config, mesh=mesh, microbatches=microbatches)
+    rollout = replace(config.rollout, phases=phases)
+    return replace(config, mesh=mesh, microbatches=microbatches, rollout=rollout)
 
 
 def mesh_options(config: RunConfig, recipe: RunConfig) -> str:
-    """Return the options that give a run the mesh and the microbatches of `config`."""
+    """Return the options that give a run the mesh, the microbatches and the slots of `config`."""
     words = [f"--mesh.{axis} {size}" for axis, size in zip(AXES, config.mesh.shape, strict=True)]
     if config.microbatches != recipe.microbatches:
         words.append(f"--microbatches {config.microbatches}")
+    if config.rollout.phases != recipe.rollout.phases:
+        words.append("--rollout.phases " + " ".join(f"{slots} {window}" for slots, window in config.rollout.phases))
     return " ".join(words)
 
 
@@ -113,7 +123,7 @@ def mesh_table(found: Sequence[Estimate], refused: Sequence[Refused], usable: fl
     """Yield the lines of the ranked estimates and of the refused meshes."""
     titles = "generate, GiB", "update, GiB", "rollout, s", "update, s", "step, s"
     yield f"{'meshes, estimated':34}" + "".join(f"{title:>15}" for title in titles)
-    for each in found:
+    for each in found[:SHOWN]:
         sizes = "".join(f"{f'>= {size / 2**30:,.1f}':>15}" for size in each.memory.values())
         seconds = "".join(f"{value:>15,.1f}" for value in (each.rollout, each.update, each.seconds))
         yield f"  {describe_mesh(each.config.mesh):32}{sizes}{seconds}" + "  too large" * (each.largest > usable)

@@ -103,7 +103,7 @@ def compile_first_fitting(configs: Sequence[RunConfig], plan: PlanConfig, usable
         console.print(f"  does not fit: {gib(largest)} GiB are needed, {gib(usable)} are usable")
         compiled.append((largest, experiment, programs))
     _, experiment, programs = min(compiled, key=lambda each: each[0])
-    console.print(f"no mesh fits; {describe_mesh(experiment.config.mesh)} needs the least memory")
+    console.print(f"none of {len(configs)} meshes fits; {describe_mesh(experiment.config.mesh)} needs the least memory")
     return experiment, programs
 
 

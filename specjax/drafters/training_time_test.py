@@ -22,7 +22,7 @@ def pass_view(
 ) -> View:
     """Return the view of pass `depth` over rows of `count` tokens.
 
-    anchors: indices at which alone the passes after the first continue; None: all.
+    anchors: indices from which the passes after pass 0 continue; None: all.
     """
     every = jnp.tile(jnp.arange(count, dtype=jnp.int32)[None], (rows, 1))
     at = anchors if depth and anchors is not None else every

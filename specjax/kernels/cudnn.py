@@ -20,7 +20,7 @@ from specjax.types import LayerCache
 LEAST_POSITIONS, LEAST_POSITIONS_OF_SEVERAL, MOST_TOKENS = 2048, 1024, 16
 # cuDNN reads the keys of each row and head with one of the GPU's 132 processors. With fewer than these, most are idle.
 LEAST_HEADS = 64
-# Shorter rows are as fast with XLA. cuDNN has kernels for heads of up to 256 numbers on Hopper and later alone.
+# Rows from which cuDNN attends: chosen, not measured. Only on Hopper and later does it take heads of up to 256 numbers.
 LEAST_ROW, LARGEST_HEAD = 64, 128
 HALF = (jnp.bfloat16, jnp.float16)
 # Axes of the mesh (specjax.parallel.mesh) that split rows, and heads.
@@ -77,10 +77,10 @@ def attend_rows(
         return y[:, :count]
 
     rows, heads = _split_axes(kv_heads)
+    _, query_heads = _split_axes(queries)
     if jax.sharding.get_abstract_mesh().manual_axes:
         # A rollout, whose rows are divided already. There, jax cannot divide the call.
         return _per_device(call, (P(rows, None, heads),) * 3, P(rows, None, heads))(q, k, v)
-    _, query_heads = _split_axes(queries)
     if heads != query_heads:
         # jax divides queries and keys alike.
         by_query = P(rows, None, query_heads)
@@ -89,11 +89,11 @@ def attend_rows(
     return call(q, k, v)
 
 
-def _split_axes(kv_heads: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _split_axes(head_count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the axes of the mesh, of those that the compiler still divides by, that split rows and heads."""
     mesh = jax.sharding.get_abstract_mesh()
     rows, heads = (tuple(axis for axis in axes if axis in _free_axes()) for axes in (ROW_AXES, HEAD_AXES))
-    return rows, () if kv_heads % math.prod(mesh.shape[axis] for axis in heads) else heads
+    return rows, () if head_count % math.prod(mesh.shape[axis] for axis in heads) else heads
 
 
 def _free_axes() -> set[str]:
@@ -119,13 +119,18 @@ def _pays(q: Float[Array, "B T N H"], keys: Float[Array, "B G S H"]) -> bool:
 
 
 def _cudnn_is_here() -> bool:
-    """Return whether cuDNN is installed, as it is on every machine with a GPU but not on all that compile for one."""
+    """Return whether cuDNN is installed, as on every machine with a GPU but not on all that compile for one.
+
+    It attends on compute capability 8.0 (A100) and later.
+    """
     from jax._src.cudnn import fused_attention_stablehlo as private
 
     try:
-        return bool(private.check_cudnn_version())
+        version = private.check_cudnn_version()
     except RuntimeError:
         return False
+    absent = jax.default_backend() == "cpu"
+    return bool(version) and (absent or private.check_compute_capability("8.0"))
 
 
 def in_two_parts(

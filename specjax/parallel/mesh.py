@@ -161,8 +161,8 @@ def spec(logical: tuple[str | None, ...], shape: tuple[int, ...], mesh: jax.shar
         if rule.replicate:
             return None
         raise ValueError(
-            f"{rule.option} = {size}: must be a multiple of mesh.{' x mesh.'.join(names)} = {parts}; nearest that "
-            f"divides it: {nearest_divisors(parts, size)}"
+            f"{rule.option} = {size}: must be a multiple of mesh.{' x mesh.'.join(names)} = {parts}; nearest "
+            f"mesh.{' x mesh.'.join(names)}: {nearest_divisors(parts, size)}"
         )
 
     return P(*map(axes, logical, shape))

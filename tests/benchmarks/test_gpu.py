@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import model, run, smoke
-from benchmarks.gpu.parts import Part
+from benchmarks.gpu.parts import Part, parts
 from launch.bench.presets import PRESETS
 from specjax.types import PyTree
 from tests.launch.checkpoints import write_checkpoint, write_problems
@@ -25,7 +25,7 @@ PROGRAMS = {
     "endless": (
         "import signal, subprocess, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         "subprocess.Popen(['sleep', '600']); print('so far', flush=True); time.sleep(600)",
-        "over its 0.1 min",
+        "before its limit of 0.1 min",
     ),
 }
 
@@ -49,6 +49,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_the_next_part_runs_however_a_part_ends(session, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(run, "GRACE", 0.5)
+    monkeypatch.setattr(run, "LEAST", 0)
     # The endless part gets a tenth of a minute: what is left is less than the parts need.
     shares = {"failing": 0.3, "aborting": 0.3, "endless": 0.1, "good": 0.9}
     chosen = [Part(name, minutes, (name,)) for name, minutes in shares.items()]
@@ -67,7 +68,13 @@ def test_the_next_part_runs_however_a_part_ends(session, monkeypatch: pytest.Mon
 
 
 def test_a_session_without_a_failure_exits_with_0(session):
-    assert session(Part("good", 1, ("good",)))[0] == 0
+    """A part for which too little time is left is skipped."""
+    code, log = session(Part("good", 0.9, ("good",)), Part("late", 1, ("failing",)))
+    assert code == 0 and "skipped: 0.1 min are left" in log
+
+
+def test_all_parts_but_the_model_fit_into_twelve_minutes():
+    assert sum(part.minutes for part in parts(Path()) if not part.missing) <= 12
 
 
 def test_the_time_left_is_divided_among_the_parts_that_can_run_but_the_first_ones_keep_their_limits():

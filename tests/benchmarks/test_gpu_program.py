@@ -206,10 +206,13 @@ def test_on_gpus_weights_are_gathered_in_the_compute_dtype(h100s: list[Any]):
     assert len(gathers) > 2 * decoder.num_layers and not large
 
 
-@pytest.mark.parametrize("fsdp, tensor", [(2, 1), (1, 2)])
-def test_on_gpus_training_holds_no_scores_of_whole_rows(h100s: list[Any], fsdp: int, tensor: int):
-    """Neither an update nor a distillation has an array with two axes of a row's length, and cuDNN is divided."""
-    size = dict(hidden_size=256, num_heads=8, num_kv_heads=2, head_dim=64, vocab_size=512, dtype="bfloat16")
+@pytest.mark.parametrize("fsdp, tensor, shared", [(2, 1, 2), (1, 2, 1)])
+def test_on_gpus_training_holds_no_scores_of_whole_rows(h100s: list[Any], fsdp: int, tensor: int, shared: int):
+    """Neither an update nor a distillation has an array with two axes of a row's length, and cuDNN is divided.
+
+    Also if `tensor` does not divide the heads of keys, of which there are `shared`.
+    """
+    size = dict(hidden_size=256, num_heads=8, num_kv_heads=shared, head_dim=64, vocab_size=512, dtype="bfloat16")
     decoder = DecoderConfig(**size, intermediate_size=512, num_layers=2, feature_layers=(0, 1))
     mesh = Mesh(np.reshape(h100s, (1, fsdp, 1, tensor)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
     lowered = training_program(decoder, eagle3_like(decoder, 512), mesh, 2304)

@@ -131,7 +131,7 @@ def test_without_the_plugin_cpu_figures_are_offered(refusal: Refusal, monkeypatc
         ("--plan.gpu cpu --data.prompts 6", "data.prompts = 6:...mesh.data x mesh.fsdp = 4; nearest: 4 or 8"),
         ("--plan.gpu cpu --data.prompts 6 --plan.mesh auto", "plan.gpus = 8: ...data.prompts = 6:...nearest: 8"),
         ("--plan.gpu cpu --microbatches 3", "microbatches = 3:...2...nearest microbatches: 2"),
-        ("--plan.gpu cpu --mesh.data 1 --mesh.tensor 4", "num_heads = 2:...4; nearest that divides it: 2"),
+        ("--plan.gpu cpu --mesh.data 1 --mesh.tensor 4", "num_heads = 2:...4; nearest mesh.tensor: 2"),
         ("--plan.gpu cpu --rollout.max-new-tokens 99999", "...rollout.max_new_tokens = 100005:...32768"),
     ],
 )
