@@ -83,7 +83,7 @@ def _update_seconds(experiment: Experiment, hardware: Hardware, known: Component
     products = passes * float(sum(parts.values())) - float(parts["exchange"])
     fsdp = mesh.shape["fsdp"]
     weights = known["policy"] * fsdp * item / jnp.dtype(config.model.param_dtype).itemsize
-    # Each pass gathers the weights, but a backward pass once; gradients are scattered, then summed over `data`.
+    # Each forward gathers the weights, and so does the backward pass. Gradients are scattered, then summed over `data`.
     moved = passes * weights * _others(mesh, "fsdp") / _bandwidth(mesh, "fsdp", hardware)
     moved += 2 * weights / fsdp * _others(mesh, "data") / _bandwidth(mesh, "data", hardware)
     return updates.epochs * microbatches * (products + moved)
