@@ -4,7 +4,6 @@ Prints the table of arXiv 2604.26779 for your own run. Each variant takes the sa
 same prompts with the same seeds. With --asynchronous.lag, a second table has steps whose rollouts run ahead.
 """
 
-from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 
@@ -22,7 +21,7 @@ from launch.cli.unfinished import Unfinished, unfinished_beside
 from launch.comparison.asynchronous import compare_overlap, synchronous
 from launch.comparison.options import CompareArgs
 from launch.comparison.reward_curves import compare_training
-from launch.comparison.stage_times import VariantReport, print_first_differences, print_stage_times, time_variants
+from launch.comparison.stage_times import VariantReport, time_variants
 from launch.comparison.variants import make_variants, round_costs
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.console import explain_choice
@@ -61,23 +60,15 @@ def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -
     console.print(format_provenance("launch.compare"))
     with make_pool(config.reward) or nullcontext() as pool:
         reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer, unfinished)
-        seconds = None if costs is None else costs(params)
-        variants, drafting = make_variants(experiment, reward_fn, params, seconds, unfinished)
-        reports = dict[str, VariantReport]()
+        variants, drafting = make_variants(experiment, reward_fn, params, costs and costs(params), unfinished)
 
-        def show(found: Mapping[str, VariantReport]) -> None:
-            """Print the stage times and write the results so far."""
-            reports.update(found)
-            print_stage_times(reports, console)
-            if drafting is not None:
-                console.print(f"automatic:\n{explain_choice(experiment.phases, args.lengths, drafting)}")
-            print_first_differences(reports, console)
-            arms = {name: asdict(report) for name, report in reports.items()}
-            timed = len(next(iter(reports.values())).turns)
-            results.update({"verifier": config.rollout.verifier, "timed_steps": timed, "arms": arms})
+        def keep(reports: dict[str, VariantReport]) -> None:
+            results.update({"verifier": config.rollout.verifier, "arms": {x: asdict(y) for x, y in reports.items()}})
             write_results(args.json, results)
 
-        time_variants(variants, args.lengths, config.steps, config.draft_training.max_every, unfinished, show)
+        reports = time_variants(variants, args.lengths, config, unfinished, console, keep)
+        if drafting is not None:
+            console.print(f"automatic:\n{explain_choice(experiment.phases, args.lengths, drafting)}")
         results |= compare_overlap(asynchronous, variants, reports, console, unfinished)
         if args.train_steps:
             training = compare_training(experiment, variants, args.train_steps, args.plots, console, unfinished)

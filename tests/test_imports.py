@@ -11,7 +11,7 @@ PACKAGES = ("specjax", "models", "configs", "launch")
 # package's `__init__` are not listed: they may import all rooms.
 ROOMS = {
     "specjax": (
-        ("types", "options"),
+        ("chunks", "options", "types"),
         ("kernels", "keys", "parallel"),
         ("cache", "param_labels", "sampling"),
         ("log_probs", "quantization", "verify"),

@@ -14,7 +14,7 @@ from launch.bench.sections.peers import peers, rollouts
 from launch.bench.sections.update import update
 from launch.cli.paths import check_checkpoint, check_writable
 from specjax.checkpoint import Which
-from specjax.options import DraftLength, Fraction, Options, Positive, at_least
+from specjax.options import Fraction, Options, Positive, at_least, at_most
 
 SECTIONS: dict[str, Callable[[Networks, Preset], Section]] = {
     "floor": floor,
@@ -57,7 +57,7 @@ class BenchArgs(Options):
     sections: tuple[str, ...] = ()
     batches: tuple[Positive, ...] = ()
     contexts: tuple[Positive, ...] = ()
-    draft_lengths: tuple[Annotated[DraftLength, at_least(1)], ...] = ()
+    draft_lengths: tuple[Annotated[int, at_least(1), at_most(128)], ...] = ()
     rates: tuple[Fraction, ...] = ()
     repeats: Positive | None = None
     json: str | None = None

@@ -9,6 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
+from configs.schema import RunConfig
 from launch.cli.errors import Stopped
 from launch.cli.unfinished import Unfinished
 from launch.comparison.first_difference import FirstDifference, first_difference
@@ -87,35 +88,40 @@ def steady_speedup(plain: Sequence[Record], steps: Sequence[Record], max_every: 
 def time_variants(
     variants: Mapping[str, Variant],
     lengths: Sequence[int],
-    steps: int,
-    max_every: int,
+    config: RunConfig,
     unfinished: Unfinished,
-    show: Callable[[Mapping[str, VariantReport]], None],
-) -> None:
-    """Time `steps` steps of every variant, interleaved. Raises Stopped at a signal.
+    console: Console,
+    keep: Callable[[dict[str, VariantReport]], None],
+) -> dict[str, VariantReport]:
+    """Time `config.steps` steps of every variant, interleaved, print them and return the reports.
 
-    At the end, or when it is stopped, `show` is called with the reports by name, of the steps so far.
+    Raises Stopped at a signal, after it has printed those of the steps so far. `keep` gets what is printed.
 
-    lengths:   draft lengths that `Variant.chosen` indexes.
-    max_every: number of steps between two trainings of the draft while its acceptance holds.
+    lengths: draft lengths that `Variant.chosen` indexes.
     """
     # Each variant has already taken step 0.
     runs = {name: lambda turn, run=variant.time_step: run(turn + 1) for name, variant in variants.items()}
-    phase = unfinished.phase("timed steps", steps, f"steps of {len(variants)} variants")
+    phase = unfinished.phase("timed steps", config.steps, f"steps of {len(variants)} variants")
     turns = list[Record]()
 
-    def show_turns() -> None:
+    max_every = config.draft_training.max_every
+
+    def report() -> dict[str, VariantReport]:
         times = {name: [turn[name] for turn in turns] for name in variants}
         chosen = {name: tuple(lengths[i] for i in variant.chosen or ()) for name, variant in variants.items()}
-        show({name: _report(times[name], times[PLAIN], chosen[name], max_every) for name in variants})
+        reports = {name: _report(times[name], times[PLAIN], chosen[name], max_every) for name in variants}
+        print_stage_times(reports, console)
+        print_first_differences(reports, console)
+        keep(reports)
+        return reports
 
     try:
         timed_turns(phase, runs, _records, into=turns)
     except Stopped:
         if turns:
-            show_turns()
+            report()
         raise
-    show_turns()
+    return report()
 
 
 def _records(steps: Mapping[str, StepTime]) -> dict[str, Record]:

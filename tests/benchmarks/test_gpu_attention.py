@@ -189,7 +189,8 @@ def test_rows_that_cudnn_attends_to_are_those_of_the_plain_kernel(
 
         return run(*args), jax.grad(lambda *x: jnp.sum(jnp.sin(run(*x))), (0, 1, 2))(*args)
 
-    with jax.enable_x64(True):
+    # jax's own attention promotes.
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
         args = whole_rows(count, jnp.float64)
         for x, y in zip(*(jax.tree.leaves(results(each.attend_rows)) for each in (cudnn, plain)), strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)

@@ -100,7 +100,7 @@ def test_the_floor_counts_what_a_round_reads(networks: Networks):
 
 
 def test_model_flops_are_those_of_the_traced_products(networks: Networks, monkeypatch: pytest.MonkeyPatch):
-    """Traced attention multiplies pairs that are masked, too, and the last token of a row needs no logits."""
+    """Traced attention multiplies masked pairs too, each pass computes its laws, and the last token needs no logits."""
     # On CPUs the angles of the rotary embedding pass through a product.
     monkeypatch.setenv("SPECJAX_KERNELS", "plain")
     decoder, length, rows = SMALL.decoder, 8, 4
@@ -116,10 +116,12 @@ def test_model_flops_are_those_of_the_traced_products(networks: Networks, monkey
     unread = 6 * decoder.hidden_size * decoder.vocab_size
     assert policy.flops == traced(policy) - rows * (masked - unread)
     draft, indices, passes, anchors = head_gradient(networks, SMALL, 0, length), length - 2, 3, 2
-    assert draft.flops == traced(draft) - passes * 12 * width * (indices**2 - causal_pairs(indices))
-    # An anchor sees half of the first keys in the mean, and is multiplied by the keys of all anchors in later passes.
+    masked = passes * 12 * width * (indices**2 - causal_pairs(indices))
+    again = 2 * decoder.hidden_size * decoder.vocab_size * (passes - 1) * (indices - 1)
+    assert draft.flops == traced(draft) - masked - again
+    # An anchor sees half of the keys of its row in the mean.
     draft = head_gradient(networks, SMALL, anchors, length)
-    masked = passes * (indices - (indices + 1) / 2) + (anchors - 1) * sum(range(passes))
+    masked = passes * (indices - (indices + 1) / 2)
     assert draft.flops == traced(draft) - 12 * width * anchors * masked
 
 

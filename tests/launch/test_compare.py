@@ -110,8 +110,9 @@ def test_a_comparison_that_is_stopped_shows_the_steps_so_far():
 
     variants: Any = {"autoregressive": arm(2.0), "3": arm(1.0)}
     shown = dict[str, VariantReport]()
+    config: Any = SimpleNamespace(steps=9, draft_training=SimpleNamespace(max_every=32))
     with pytest.raises(Stopped):
-        time_variants(variants, (0, 3), 9, 32, Unfinished(), shown.update)
+        time_variants(variants, (0, 3), config, Unfinished(), Console(), shown.update)
     assert len(shown["3"].turns) == 2 and shown["3"].step_speedup == (2.0, 2.0, 2.0)
 
 

@@ -189,8 +189,8 @@ def test_whether_drafts_pay():
     assert break_even(both(replace(SMALL, draft_training=10.0, train_s=10.0), NONE), NONE) == math.inf
 
 
-def test_the_default_phases_are_those_of_the_recipes():
-    recipes = [load_recipe(name) for name in ("qwen3_8b_rl_zero", "qwen3_8b_rl_think", "qwen3_30b_a3b")]
+def test_the_default_phases_are_those_of_the_mixtures():
+    recipes = [load_recipe(name) for name in ("qwen3_30b_a3b", "qwen3_235b_a22b")]
     for slots in ([slots for slots, _ in recipe.rollout.phases] for recipe in recipes):
         assert [slots[0] // divisor for divisor in SHRINKING] == slots
     few = replace(SMALL, sequences=4 * 32)

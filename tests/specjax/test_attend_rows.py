@@ -75,7 +75,7 @@ def test_memory_of_training_grows_with_the_length_of_rows(monkeypatch):
 
 
 def test_bfloat16_gradients_add_up_in_float32(monkeypatch):
-    """Over 64 chunks, the gradients of keys and values are as close to float64's as in one chunk."""
+    """Over 64 chunks: in bfloat16 the sums would lose several percent."""
     random = np.random.default_rng(0)
     args = tuple(jnp.asarray(random.normal(size=(1, 256, heads, 8)), jnp.bfloat16) for heads in (2, 1, 1))
 
@@ -91,4 +91,4 @@ def test_bfloat16_gradients_add_up_in_float32(monkeypatch):
 
     with jax.enable_x64(True):
         expected = [np.asarray(x) for x in slopes(*(x.astype(jnp.float64) for x in args))]
-    assert gap(4) < 1.5 * gap(256) < 0.03
+    assert gap(4) < 0.015
