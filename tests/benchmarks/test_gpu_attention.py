@@ -177,9 +177,9 @@ def test_xla_attends_to_whole_rows_where_cudnn_cannot(other: str, monkeypatch: p
 def test_rows_that_cudnn_attends_to_are_those_of_the_plain_kernel(
     count: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ):
-    """Values and gradients, in float64 with XLA in cuDNN's place: the padding of odd rows and the window are right."""
+    """Values and gradients, in float32 with XLA in cuDNN's place: the padding of odd rows and the window are right."""
     monkeypatch.setattr(CUDNN, lambda: 91000)
-    monkeypatch.setattr(cudnn, "HALF", (jnp.float64,))
+    monkeypatch.setattr(cudnn, "HALF", (jnp.float32,))
     own = jax.nn.dot_product_attention
     monkeypatch.setattr(jax.nn, "dot_product_attention", lambda *x, implementation, **options: own(*x, **options))
 
@@ -189,8 +189,6 @@ def test_rows_that_cudnn_attends_to_are_those_of_the_plain_kernel(
 
         return run(*args), jax.grad(lambda *x: jnp.sum(jnp.sin(run(*x))), (0, 1, 2))(*args)
 
-    # jax's own attention promotes.
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
-        args = whole_rows(count, jnp.float64)
-        for x, y in zip(*(jax.tree.leaves(results(each.attend_rows)) for each in (cudnn, plain)), strict=True):
-            np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
+    args = whole_rows(count, jnp.float32)
+    for x, y in zip(*(jax.tree.leaves(results(each.attend_rows)) for each in (cudnn, plain)), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-5)
