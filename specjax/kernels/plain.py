@@ -53,16 +53,35 @@ def attend(
 
 
 def grouped_attention(
-    q: Float[Array, "B T N H"], cache: LayerCache, mask: Bool[Array, "B T S"], by_keys: Product, by_values: Product
+    q: Float[Array, "B T N H"],
+    cache: LayerCache,
+    mask: Bool[Array, "B T S"],
+    by_keys: Product,
+    by_values: Product,
+    own: tuple[Float[Array, "B T D G H"], ...] | None = None,
 ) -> Float[Array, "B T N H"]:
-    """Return `attend`, computed with the given products. Keys are shared by the queries of a group, never repeated."""
+    """Return `attend`, computed with the given products. Keys are shared by the queries of a group, never repeated.
+
+    own: keys and values that each token sees beside those of the cache.
+    """
     rows, count, heads, size = q.shape
     groups = heads // cache.k.shape[1]
     q = jnp.swapaxes(q.reshape(rows, count, -1, groups, size), 1, 2).reshape(rows, -1, count * groups, size)
     allowed = jnp.repeat(mask, groups, axis=1)[:, None]
     scores = by_keys("bkqh,bksh->bkqs", q, cache.k) * size**-0.5
-    weights = jax.nn.softmax(jnp.where(allowed, scores, jnp.finfo(jnp.float32).min), axis=-1)
-    y = by_values("bkqs,bksh->bkqh", weights.astype(cache.v.dtype), cache.v).astype(cache.v.dtype)
+    scores = jnp.where(allowed, scores, jnp.finfo(scores.dtype).min)
+    if own is None:
+        weights = jax.nn.softmax(scores, axis=-1)
+        y = by_values("bkqs,bksh->bkqh", weights.astype(cache.v.dtype), cache.v)
+    else:
+        # [B, G, T * N / G, D, H], in float32: there are few.
+        own_k, own_v = (jnp.repeat(jnp.moveaxis(x, 3, 1), groups, axis=2).astype(scores.dtype) for x in own)
+        own_scores = jnp.einsum("bkqh,bkqdh->bkqd", q.astype(scores.dtype), own_k) * size**-0.5
+        weights = jax.nn.softmax(jnp.concatenate([scores, own_scores], axis=-1), axis=-1)
+        seen, own_weights = jnp.split(weights, [scores.shape[-1]], axis=-1)
+        y = by_values("bkqs,bksh->bkqh", seen.astype(cache.v.dtype), cache.v)
+        y += jnp.einsum("bkqd,bkqdh->bkqh", own_weights, own_v)
+    y = y.astype(cache.v.dtype)
     return jnp.swapaxes(y.reshape(rows, -1, count, groups, size), 1, 2).reshape(rows, count, heads, size)
 
 
@@ -93,28 +112,19 @@ def attend_rows(
         window: Number of last keys of the row that a query sees, that at its own index included; 0: `own` alone.
         at:     Index of each query in its row; None: query i is at index i, N = T.
     """
-    rows, count, heads, size = q.shape
+    rows, count = q.shape[:2]
     index = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32)[None], (rows, count)) if at is None else at
     dtype = v.dtype
     # Widened here, so that the gradients of all chunks add up in float32.
-    k, v = k.astype(widened(dtype)), v.astype(widened(dtype))
-    place = jnp.arange(k.shape[1], dtype=jnp.int32)[None, None]
+    k, v = (jnp.swapaxes(x, 1, 2).astype(widened(dtype)) for x in (k, v))
+    place = jnp.arange(k.shape[2], dtype=jnp.int32)[None, None]
 
     def attend_chunk(q: Array, index: Array, *own: Array) -> Array:
-        q = q.reshape(rows, -1, k.shape[2], heads // k.shape[2], size)
-        scores = product("bngqh,btgh->bgqnt", q, k.astype(dtype)) * size**-0.5
         seen = place <= index[..., None]
         if window is not None:
             seen &= place > index[..., None] - window
-        scores = jnp.where(seen[:, None, None], scores, jnp.finfo(scores.dtype).min)
-        if not own:
-            y = product("bgqnt,btgh->bngqh", jax.nn.softmax(scores, axis=-1).astype(dtype), v.astype(dtype))
-            return y.astype(dtype).reshape(rows, -1, heads, size)
-        own_scores = product("bngqh,bndgh->bgqnd", q, own[0]) * size**-0.5
-        weights = jax.nn.softmax(jnp.concatenate([scores, own_scores], axis=-1), axis=-1).astype(dtype)
-        y = product("bgqnt,btgh->bngqh", weights[..., : k.shape[1]], v.astype(dtype))
-        y += product("bgqnd,bndgh->bngqh", weights[..., k.shape[1] :], own[1])
-        return y.astype(dtype).reshape(rows, -1, heads, size)
+        cache = LayerCache(k.astype(dtype), v.astype(dtype))
+        return grouped_attention(q, cache, seen, product, product, own or None)
 
     return by_position(attend_chunk, QUERIES, q, index, *(own or ()))
 
