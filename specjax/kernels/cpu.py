@@ -64,7 +64,8 @@ def attend(
     queries = q.shape[1] * q.shape[2] // cache.k.shape[1]
     large = math.prod(cache.k.shape[2:]) >= LARGE_KEYS
     most = MOST_BY_LARGE_KEYS if large else MOST_BY_KEYS, MOST_BY_VALUES
-    return plain.grouped_attention(q, cache, mask, *(_each_query if queries <= n else plain.product for n in most))
+    by_keys, by_values = (_each_query if queries <= n else plain.product for n in most)
+    return plain.grouped_attention(q, cache, mask, by_keys, by_values)
 
 
 def _each_query(axes: str, x: Array, y: Array) -> Array:
