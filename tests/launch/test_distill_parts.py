@@ -101,13 +101,14 @@ def test_the_policys_forward_is_kept_once_for_each_answer(memory: int, monkeypat
 
 
 def test_a_ladder_sets_the_widths_of_the_kept_forward():
+    """Longer rows have the usual widths. A ladder with the longest possible row makes one program."""
     policy, mesh = networks()[0], mesh_of(1, 1, 1)
     answers = Answers.pad([-1] * 2, [([1, 2, 3], [4] * n) for n in (5, 40)], 48)
-    kept = KeptReads(policy, mesh, params_on(mesh).policy, 1, 45, NOT_KEPT, ladder=(12,))
-    kept.extend(answers)
-    for pick, width in enumerate((12, 48)):
-        batch, _, anchors = kept.batch(answers, np.array([pick]))
-        assert batch.tokens.shape[1] == width and anchors.place.shape[1] == min(width, 45)
+    for ladder, sizes in (((12,), [(12, 12), (48, 40)]), ((48,), [(48, 45), (48, 45)])):
+        kept = KeptReads(policy, mesh, params_on(mesh).policy, 1, 45, NOT_KEPT, ladder=ladder)
+        kept.extend(answers)
+        batches = [kept.batch(answers, np.array([pick])) for pick in (0, 1)]
+        assert [(batch.tokens.shape[1], anchors.place.shape[1]) for batch, _, anchors in batches] == sizes
 
 
 def test_a_response_without_tokens_is_read_as_text(tmp_path: Path):
