@@ -65,7 +65,7 @@ class View:
         mask:      bool [B, T, S] over the cached positions; None without a cache and in a pass of the training-time
                    test.
         rows:      The tokens are whole rows and attend causally to one another, whether or not a cache keeps them. Such
-                   attention needs no mask, and memory that grows with T alone. Static.
+                   attention needs no mask, and memory that grows only with T. Static.
         window:    With `rows`, the number of last positions attended to, its own included; None: all. Static.
         prefix:    Each token may attend to exactly the positions up to its own. Static.
         at:        int32 [B, T], index of each token in its row, in a pass of the training-time test

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 REHEARSAL = str(Path(__file__).with_name("rehearsal.py"))
-# Compiling takes most of the time, so: no program for each choice of draft lengths, answers without the draft alone,
+# Compiling takes most of the time, so: no program for each choice of draft lengths, only answers without the draft,
 # and one bucket for all rows.
 FEW_PROGRAMS = "--automatic False --distill.chunks 1 --microbatches 1"
 # Recipe and options of the part `model`. 96 is its longest row.

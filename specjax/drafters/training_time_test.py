@@ -5,7 +5,7 @@ Pass 0 is causal attention over the row, whose keys come from true features. A q
 to its own index, and of each later pass only to the key at its own index, as it would when decoding. A window counts
 positions as in decoding: index t of pass s is at position t + s.
 
-The cache holds the keys of all passes, one after the other: T of pass 0, then those of each later pass, T or one for
+The cache holds the keys of all passes, one after the other: T of pass 0, then T of each later pass, or one for
 each anchor.
 """
 
@@ -35,7 +35,7 @@ def attend_pass(q: Float[Array, "B N heads H"], cache: LayerCache, view: View) -
     """Return grouped-query attention of pass `view.depth`, 1 or more, whose keys are the last in `cache`."""
     depth, window, count = view.depth, view.window, q.shape[1]
     row = cache.k.shape[2] - depth * count
-    # A window of one is the query's own key alone.
+    # A window of one holds only the query's own key.
     passes = depth if window is None else min(depth, window)
 
     def own(x: Float[Array, "B G S H"]) -> Float[Array, "B N D G H"]:

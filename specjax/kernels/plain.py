@@ -62,7 +62,7 @@ def grouped_attention(
 ) -> Float[Array, "B T N H"]:
     """Return `attend`, computed with the given products. Keys are shared by the queries of a group, never repeated.
 
-    own: keys and values that each token sees beside those of the cache.
+    own: keys and values that each token sees beside the cache.
     """
     rows, count, heads, size = q.shape
     groups = heads // cache.k.shape[1]
@@ -108,8 +108,8 @@ def attend_rows(
     Queries are scored in chunks, which the backward pass computes again. Scores and softmax are float32, or wider.
 
     Args:
-        own:    Keys and values that each query sees beside those of the row.
-        window: Number of last keys of the row that a query sees, that at its own index included; 0: `own` alone.
+        own:    Keys and values that each query sees beside the row.
+        window: Number of last keys of the row that a query sees, that at its own index included; 0: only `own`.
         at:     Index of each query in its row; None: query i is at index i, N = T.
     """
     rows, count = q.shape[:2]
