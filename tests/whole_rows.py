@@ -32,16 +32,19 @@ def attend_dense(q: jax.Array, k: jax.Array, v: jax.Array, mask: np.ndarray) -> 
     return jnp.einsum("bnqs,bsnh->bqnh", weights, v)
 
 
-def training_program(decoder: DecoderConfig, head: Eagle3Config, mesh: Mesh, length: int) -> jax.stages.Lowered:
-    """Lower the gradients of an update, at drawn anchors, and of a distillation at all tokens, for a row per device."""
+def training_program(
+    decoder: DecoderConfig, head: Eagle3Config, mesh: Mesh, length: int, rows: int = 1
+) -> jax.stages.Lowered:
+    """Lower the gradients of an update, at drawn anchors, and of a distillation at all tokens. rows: of each device."""
     policy = make_policy(decoder, remat="full")
     drafter = make_eagle3(head, policy, unroll=2)
     context = LossContext(policy, drafter, SamplingLaw(), logit_chunk=64, anchors=8)
     inits = partial(init_decoder, decoder), partial(init_eagle3, head)
-    rows = NamedSharding(mesh, P(("data", "fsdp")))
+    over_rows = NamedSharding(mesh, P(("data", "fsdp")))
 
     def array(dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((mesh.shape["data"] * mesh.shape["fsdp"], *shape), dtype, sharding=rows)
+        count = rows * mesh.shape["data"] * mesh.shape["fsdp"]
+        return jax.ShapeDtypeStruct((count, *shape), dtype, sharding=over_rows)
 
     tokens, numbers = array("int32", length), array("float32", length)
     batch = TrainBatch(
