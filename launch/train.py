@@ -10,17 +10,18 @@ from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run, run_program, use_compile_cache
 from launch.cli.signals import StopSignals
 from launch.cli.unfinished import UNFINISHED, Unfinished
-from launch.costs.cost_table import COST_TABLE, CostTable
+from launch.costs.cost_table import COST_TABLE, CostTable, given_cells
 from launch.plan.__main__ import main as plan
 from launch.report import try_report
 from launch.rewards.reward_fn import make_pool, make_reward
+from launch.run.checks import check_run
 from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_config
 from launch.run.logs import open_logs
 from launch.run.loop import TrainingLoop, steps_of
 from launch.run.pinned import with_commits
 from launch.run.results import record_results
 from launch.run.skipped_updates import describe_healthy
-from launch.run.start import check_run, held_out_evaluator, resume_from, start_new, warn_of_start
+from launch.run.start import held_out_evaluator, resume_from, start_new, warn_of_start
 from specjax.checkpoint import Checkpointer
 from specjax.rewards import RewardFn
 from specjax.train.stages import Stages
@@ -47,7 +48,8 @@ def main(argv: list[str]) -> int:
 def train(experiment: Experiment, directory: Path, signals: StopSignals, work: Unfinished, *rewards: RewardFn) -> int:
     """Start or resume the run, take its steps, write the report, and return the exit code. rewards: train, held-out."""
     config, networks, continuing = experiment.config, experiment.networks, can_resume(experiment.config, directory)
-    pipeline, cells = experiment.train_batches(), check_run(experiment, continuing)
+    check_run(experiment, continuing)
+    pipeline, cells = experiment.train_batches(), [] if continuing else given_cells(experiment)
     evaluate = held_out_evaluator(experiment, rewards[1])
     functions = networks.policy, networks.drafter, rewards[0], config, experiment.mesh
     stages = Stages(*functions, experiment.rollout_fn, experiment.loss_fn)

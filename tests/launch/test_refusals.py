@@ -103,6 +103,13 @@ def test_training_refuses(refusal: Refusal, shrunk: Options, options: Options, m
     assert_refused(refusal(launch.train.main, argv("gsm8k", shrunk | options)), message)
 
 
+def test_options_that_do_not_fit_are_refused_together(refusal: Refusal, shrunk: Options):
+    options = BEST | {"--cost-table": "t.json", "--distill.steps": "1", "--distill.batch-size": "5000"}
+    refused = refusal(launch.train.main, argv("gsm8k", shrunk | options), refusals=3).splitlines()
+    for line, field in zip(refused, ("checkpoint.every", "cost_table", "distill.batch_size"), strict=True):
+        assert_refused(line, f"{field} = ")
+
+
 def test_training_refuses_what_names_no_run(refusal: Refusal, shrunk: Options, tmp_path: Path):
     assert_refused(refusal(launch.train.main, argv("gms8k", shrunk)), "CONFIG = gms8k: ...gsm8k")
     unknown = refusal(launch.train.main, ["gsm8k", "--data.promts", "4"])
