@@ -39,7 +39,7 @@ docs: $(VENV)/docs
 	@echo "build/docs/index.html"
 
 bench: $(VENV)/bench
-	$(BIN)/python -m launch.bench $(ARGS)
+	$(BIN)/python -m benchmarks.bench $(ARGS)
 
 # A published model, from its weights to the table of whole steps, on 2 cores. Goes on where it stopped;
 # `rm -r build/real` starts again.

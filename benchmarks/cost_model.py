@@ -1,4 +1,4 @@
-"""Hold the cost model against the measured rounds of launch.bench: fitted to them, and from sheets alone.
+"""Hold the cost model against the measured rounds of benchmarks.bench: fitted to them, and from sheets alone.
 
 Run from the repository's root: python -m benchmarks.cost_model
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from launch.bench.presets import PRESETS, Preset
+from benchmarks.bench.presets import PRESETS, Preset
 from models.sheets import decoder_sheet, eagle3_sheet
 from specjax.cost import (
     HARDWARE,
@@ -42,7 +42,7 @@ class Measured(NamedTuple):
 
 
 def read(path: Path) -> list[Measured]:
-    """Return the rounds of a result of launch.bench with the sections floor, verify and draft."""
+    """Return the rounds of a result of benchmarks.bench with the sections floor, verify and draft."""
     sections, found = json.loads(path.read_text(encoding="utf-8"))["sections"], []
     others = {
         name: {(row["context"], row["batch"]): row for row in sections[name]["rows"]} for name in ("floor", "verify")
@@ -117,7 +117,7 @@ def report(measured: Sequence[Measured], preset: Preset, hardware: str) -> Itera
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--result", type=Path, default=RESULT, help="JSON of launch.bench")
+    parser.add_argument("--result", type=Path, default=RESULT, help="JSON of benchmarks.bench")
     parser.add_argument("--hardware", choices=HARDWARE, default="cpu", help="sheet of the device that measured it")
     options = parser.parse_args()
     preset = json.loads(options.result.read_text(encoding="utf-8"))["preset"]

@@ -5,10 +5,10 @@ Run from the repository's root: python -m benchmarks.design_case
 
 from dataclasses import replace
 
-from launch.simulation.answer import answer, both, run
-from launch.simulation.machine import Evidence
-from launch.simulation.point import Point
-from launch.simulation.uncertainty import Range, driver, interval, sampled, unknown
+from benchmarks.simulation.answer import answer, both, run
+from benchmarks.simulation.machine import Evidence
+from benchmarks.simulation.point import Point
+from benchmarks.simulation.uncertainty import Range, driver, interval, sampled, unknown
 
 NONE = Evidence()
 SAMPLES = 48

@@ -21,9 +21,9 @@ from unittest import mock
 
 import jax
 
-from launch.bench.models import Networks, random_networks
-from launch.bench.presets import PRESETS, Preset, find_preset
-from launch.bench.timers import round_timer
+from benchmarks.bench.models import Networks, random_networks
+from benchmarks.bench.presets import PRESETS, Preset, find_preset
+from benchmarks.bench.timers import round_timer
 from launch.timing import format_interval, format_provenance, interleaved
 from models.config import Dtype
 from specjax import kernels
@@ -81,7 +81,9 @@ def compiled(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=sorted(PRESETS), help="preset of launch.bench; by default this device's")
+    parser.add_argument(
+        "--preset", choices=sorted(PRESETS), help="preset of benchmarks.bench; by default this device's"
+    )
     parser.add_argument("--dtype", choices=get_args(Dtype), help="dtype of the computation; by default the preset's")
     cells = ["1,0", "2,0", "4,0", "1,3", "4,3", "8,3"]
     parser.add_argument("--context", type=int, help="cached positions per row; by default the preset's first")

@@ -37,11 +37,11 @@ def write_files(text: str, directory: Path) -> None:
 
 
 def commands(text: str) -> list[tuple[str, list[str]]]:
-    """Return (module, arguments) of every `python -m launch.X ..` in the blocks, in order."""
+    """Return (module, arguments) of every `python -m launch.X ..` and every simulation in the blocks, in order."""
     found = []
     for block in blocks(text):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
-            if words[:2] == ["python", "-m"] and words[2].startswith("launch."):
+            if words[:2] == ["python", "-m"] and words[2].startswith(("launch.", "benchmarks.simulate")):
                 found.append((words[2], words[3:]))
     return found

@@ -23,9 +23,9 @@ from jax._src.cudnn.fused_attention_stablehlo import dot_product_attention as _a
 from jaxtyping import Array, Int
 from rich.console import Console
 
-from launch.bench.presets import PRESETS, Preset, find_preset
-from launch.bench.report import NO_ROOM, Results, Row, Section, ratio, where_it_fits
-from launch.bench.sections.decoding import CopyBandwidth
+from benchmarks.bench.presets import PRESETS, Preset, find_preset
+from benchmarks.bench.report import NO_ROOM, Results, Row, Section, ratio, where_it_fits
+from benchmarks.bench.sections.decoding import CopyBandwidth
 from launch.timing import interleaved, minus_startup, time_call
 from specjax import cache as kv
 from specjax import kernels
@@ -159,7 +159,9 @@ def compare(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=sorted(PRESETS), help="preset of launch.bench; by default this device's")
+    parser.add_argument(
+        "--preset", choices=sorted(PRESETS), help="preset of benchmarks.bench; by default this device's"
+    )
     parser.add_argument("--repeats", type=int, default=9, help="timings of each implementation, in turns")
     parser.add_argument("--passes", type=int, default=4, help=f"passes of {LAYERS} calls in one timing")
     parser.add_argument(

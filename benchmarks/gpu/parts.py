@@ -68,13 +68,13 @@ def parts(
         part(
             "update",
             3,
-            "launch.bench --sections update --preset qwen3-8b-8-layers --contexts 4096 20480 --repeats 3",
-            "launch.bench --sections update --preset tiny --contexts 64 --repeats 2",
+            "benchmarks.bench --sections update --preset qwen3-8b-8-layers --contexts 4096 20480 --repeats 3",
+            "benchmarks.bench --sections update --preset tiny --contexts 64 --repeats 2",
         ),
         part(
             "rollouts",
             2.5,
-            "launch.bench --sections acceptance --preset qwen3-8b --draft-lengths 3 5 --rates 0.8 --repeats 3",
-            "launch.bench --sections acceptance --preset tiny --draft-lengths 1 --rates 0.8 --repeats 2",
+            "benchmarks.bench --sections acceptance --preset qwen3-8b --draft-lengths 3 5 --rates 0.8 --repeats 3",
+            "benchmarks.bench --sections acceptance --preset tiny --draft-lengths 1 --rates 0.8 --repeats 2",
         ),
     ]

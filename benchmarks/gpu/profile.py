@@ -16,10 +16,10 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from launch.bench.models import Networks, random_networks
-from launch.bench.presets import PRESETS
-from launch.bench.report import Results, Row, Section
-from launch.bench.timers import round_timer
+from benchmarks.bench.models import Networks, random_networks
+from benchmarks.bench.presets import PRESETS
+from benchmarks.bench.report import Results, Row, Section
+from benchmarks.bench.timers import round_timer
 from specjax.testing.hlo import Program
 
 # Operations of a round that the table names; the rest are summed.
@@ -81,7 +81,7 @@ def profile(networks: Networks, rows: int, context: int, k: int, count: int) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="qwen3-8b", help="preset of launch.bench")
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="qwen3-8b", help="preset of benchmarks.bench")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32], help="rows decoded together")
     parser.add_argument("--contexts", type=int, nargs="+", default=[1024, 8192], help="cached positions per row")
     parser.add_argument("--draft-lengths", type=int, nargs="+", default=[0, 3], help="draft lengths to profile")

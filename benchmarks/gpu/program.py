@@ -24,9 +24,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 from rich.console import Console
 
-from launch.bench.models import Functions, functions
-from launch.bench.presets import PRESETS, Preset
-from launch.bench.report import Results, Row, Section
+from benchmarks.bench.models import Functions, functions
+from benchmarks.bench.presets import PRESETS, Preset
+from benchmarks.bench.report import Results, Row, Section
 from launch.build.experiment import build_experiment
 from launch.build.state import abstract_state
 from launch.cli.recipes import load_recipe
@@ -144,7 +144,7 @@ def _is_cache(line: Instruction, cache: tuple[int, ...]) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="qwen3-8b", help="preset of launch.bench")
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="qwen3-8b", help="preset of benchmarks.bench")
     parser.add_argument("--layers", type=int, help="layers of the policy, at least 7; by default the preset's")
     parser.add_argument("--batch", type=int, default=32, help="rows decoded together")
     parser.add_argument("--context", type=int, default=1024, help="cached positions per row")

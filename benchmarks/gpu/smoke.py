@@ -25,9 +25,9 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 from rich.console import Console
 
-from launch.bench.models import Networks, random_networks, random_prompts
-from launch.bench.presets import PRESETS, Preset
-from launch.bench.report import Results, Row, Section
+from benchmarks.bench.models import Networks, random_networks, random_prompts
+from benchmarks.bench.presets import PRESETS, Preset
+from benchmarks.bench.report import Results, Row, Section
 from models.config import Dtype
 from specjax import kernels
 from specjax.parallel.mesh import AXES
@@ -170,7 +170,9 @@ def measure(check: Callable[[], str], precision: str) -> tuple[bool, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="25m", help="preset of launch.bench, in float32")
+    parser.add_argument(
+        "--preset", choices=sorted(PRESETS), default="25m", help="preset of benchmarks.bench, in float32"
+    )
     parser.add_argument("--draws", type=int, default=200_000, help="completions in each chi-square test")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1, 3, 7], help="draft lengths to compare tokens at")
     parser.add_argument("--json", type=Path, help="file for the results")

@@ -5,10 +5,10 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from launch.simulation.acceptance import bisect, tokens_per_round
-from launch.simulation.lengths import Lengths
-from launch.simulation.rollout import Layout, simulate
-from launch.simulation.surface import Surface
+from benchmarks.simulation.acceptance import bisect, tokens_per_round
+from benchmarks.simulation.lengths import Lengths
+from benchmarks.simulation.rollout import Layout, simulate
+from benchmarks.simulation.surface import Surface
 from models.published import DECODERS, eagle3_config
 from models.sheets import decoder_sheet, eagle3_sheet
 from specjax.cost import EngineProfile, cost_model, find_engine, find_hardware

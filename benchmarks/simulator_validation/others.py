@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from benchmarks.simulation.acceptance import predict_length
 from benchmarks.simulator_validation.cells import Cell, Kind, Section, rows_of
 from launch.comparison.stage_times import step_speedup
-from launch.simulation.acceptance import predict_length
 from models.published import DECODERS, eagle3_config
 from models.sheets import decoder_sheet, eagle3_sheet
 from specjax.cost import (

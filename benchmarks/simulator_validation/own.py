@@ -1,4 +1,4 @@
-"""Our own measurements: rounds, speed-ups and layouts of launch.bench, wherever a result lies in benchmarks/results."""
+"""Our own measurements: rounds, speed-ups and layouts of benchmarks.bench, for every result in benchmarks/results."""
 
 import json
 from collections.abc import Iterator
@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.bench.presets import PRESETS, Preset
+from benchmarks.bench.sections.layout import DRAFTED, GROUP
 from benchmarks.cost_model import between, costs, read, sheet_model
+from benchmarks.simulation.acceptance import acceptance_length
+from benchmarks.simulation.rollout import Layout, simulate
+from benchmarks.simulation.surface import Surface
 from benchmarks.simulator_validation.cells import WIDE, Cell, Section
-from launch.bench.presets import PRESETS, Preset
-from launch.bench.sections.layout import DRAFTED, GROUP
 from launch.comparison.best_plans import shrinking
-from launch.simulation.acceptance import acceptance_length
-from launch.simulation.rollout import Layout, simulate
-from launch.simulation.surface import Surface
 from specjax.cost import HARDWARE, CostModel, fit, relative_errors
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -23,7 +23,7 @@ DRAWS = 40
 
 
 def sections() -> Iterator[Section]:
-    """Yield a section for each result of launch.bench that times drafts."""
+    """Yield a section for each result of benchmarks.bench that times drafts."""
     for path in sorted(RESULTS.glob("*/bench.json")):
         bench = json.loads(path.read_text(encoding="utf-8"))
         if {"floor", "verify", "draft"} <= set(bench["sections"]):
@@ -71,7 +71,7 @@ def _section(path: Path, bench: dict[str, Any]) -> Section:
     promised = Cell("median error of the cost of a round", None, median, "fitted", low=0.0, high=0.10)
     others = [*_speedups(bench, model, preset), *_layouts(bench, model, preset)]
     table = ["rounds", "kind", "median error", "largest", "cells"], rows
-    title = f"Our own: launch.bench, preset {bench['preset']}"
+    title = f"Our own: benchmarks.bench, preset {bench['preset']}"
     return Section(title, f"`{where}`", notes, [promised, *others], [table])
 
 

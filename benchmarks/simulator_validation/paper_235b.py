@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from benchmarks.simulation.acceptance import tokens_per_round
+from benchmarks.simulation.lengths import with_mean
+from benchmarks.simulation.rollout import Layout, simulate
+from benchmarks.simulation.surface import Surface
 from benchmarks.simulator_validation.cells import Cell, Kind, Section
 from launch.comparison.stage_times import step_speedup
-from launch.simulation.acceptance import tokens_per_round
-from launch.simulation.lengths import with_mean
-from launch.simulation.rollout import Layout, simulate
-from launch.simulation.surface import Surface
 from models.published import DECODERS, eagle3_config
 from models.sheets import decoder_sheet, eagle3_sheet
 from specjax.cost import Deployment, cost_model, find_engine, find_hardware

@@ -22,7 +22,7 @@ def section() -> Section:
         "are those of the roofline everywhere, not measured there. Costs of rounds with drafts are in rounds "
         "without, as measured in turns with them.",
     ]
-    where = f"`{FILE.relative_to(RESULTS.parents[1])}`, launch.bench, jax 0.11.2"
+    where = f"`{FILE.relative_to(RESULTS.parents[1])}`, benchmarks.bench, jax 0.11.2"
     return Section("Our own: Qwen3-8B on an H100", where, notes, [*_cells(FILE.read_text(encoding="utf-8"))])
 
 

@@ -1,11 +1,11 @@
-"""The cost model meets the measured rounds of launch.bench as closely as is said."""
+"""The cost model meets the measured rounds of benchmarks.bench as closely as is said."""
 
 import re
 
 import pytest
 
+from benchmarks.bench.presets import PRESETS
 from benchmarks.cost_model import RESULT, read, report, sheet_model
-from launch.bench.presets import PRESETS
 
 TEXT = RESULT.parents[1] / "cost_model_cpu.txt"
 

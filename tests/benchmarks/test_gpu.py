@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from benchmarks.bench.presets import PRESETS
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import model, run, smoke
 from benchmarks.gpu.parts import Part, parts
-from launch.bench.presets import PRESETS
 from specjax.types import PyTree
 from tests.launch.checkpoints import write_checkpoint, write_problems
 

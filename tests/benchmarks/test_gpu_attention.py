@@ -11,8 +11,8 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from benchmarks.bench.presets import PRESETS
 from benchmarks.gpu.attention import Attend, Cell, candidates, masked_cudnn, two_parts
-from launch.bench.presets import PRESETS
 from specjax.cache import View, decode_view
 from specjax.kernels import cudnn, plain
 from specjax.parallel.mesh import BATCH_AXES

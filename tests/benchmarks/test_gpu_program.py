@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from benchmarks.bench.models import Functions, functions
+from benchmarks.bench.presets import Preset
 from benchmarks.gpu import program
-from launch.bench.models import Functions, functions
-from launch.bench.presets import Preset
 from launch.cli.errors import ConfigError
 from launch.plan.devices import COMPILER_OPTIONS, PLAN_OPTIONS, absent_gpus
 from models.config import DecoderConfig, ExpertsConfig

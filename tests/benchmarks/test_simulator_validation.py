@@ -43,7 +43,7 @@ def test_what_it_must_show():
     assert [cell.kind for cell in cells("8B: generation", "n-gram")] == ["unpredictable"] * 2
     assert worst([*cells("8B: steps", "Zero: step"), *cells("8B: steps", "Think")]) <= 0.05
     assert worst(cells("8B: steps", "asynchronous")) <= 0.10
-    (median,) = cells("Our own: launch.bench, preset 25m", "median error")
+    (median,) = cells("Our own: benchmarks.bench, preset 25m", "median error")
     assert median.model is not None and median.model <= 0.10
 
 
@@ -75,7 +75,7 @@ def test_wide_errors_and_misses_are_named():
     for cell in found:
         assert abs(cell.error or 0) <= WIDE or f"{cell.name} ({cell.error:+.0%})" in text, cell
         assert not cell.outside or cell.name in text, cell
-    (phases,) = cells("Our own: launch.bench, preset 25m", "layout: phases")
+    (phases,) = cells("Our own: benchmarks.bench, preset 25m", "layout: phases")
     assert phases.low is None and phases.outside
     assert "Think, k = 5, DAPO: 0.84 is published" in text
 

@@ -111,9 +111,9 @@ PROGRAMS = {
     ),
     "export": Program(EXPORT, "launch.run.export:ExportArgs", (*RUN, "--out", "OUT"), "launch.export:export"),
     "convert": Program(None, "launch.build.conversion:ConvertArgs", ("OUT", "OUT"), "launch.convert:convert"),
-    "simulate": Program(None, "launch.simulation.options:SimulateArgs", (), "launch.simulate:simulate"),
+    "simulate": Program(None, "benchmarks.simulation.options:SimulateArgs", (), "benchmarks.simulate:simulate"),
     "bench": Program(
-        None, "launch.bench.options:BenchArgs", ("--preset", "tiny"), "launch.bench.__main__:random_networks"
+        None, "benchmarks.bench.options:BenchArgs", ("--preset", "tiny"), "benchmarks.bench.__main__:random_networks"
     ),
 }
 # The recipe `tiny` with the smallest possible sizes.
@@ -221,7 +221,8 @@ def run(case: Case) -> None:
         if not case.in_recipe:
             argv += [f"--{case.path.replace('_', '-')}", case.value]
         room = ".__main__" * (case.program in ("bench", "plan"))
-        main = importlib.import_module(f"launch.{case.program}{room}").main
+        package = "benchmarks" if case.program in ("bench", "simulate") else "launch"
+        main = importlib.import_module(f"{package}.{case.program}{room}").main
         with contextlib.suppress(SetUp):
             main(argv)
             raise RuntimeError(f"{case.program} ended without its work")

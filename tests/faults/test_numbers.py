@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import jaxtyping
 import pytest
 
+import benchmarks.bench
+import benchmarks.simulation
 import configs.schema
 import launch
 import models
@@ -35,9 +37,9 @@ NAMES = ("Config", "Args", "Options", "Scaling", "Law", "Preset")
 def every_class() -> set[type]:
     """Return all classes that the packages define."""
     modules = set()
-    for package in (specjax, models, configs.schema, launch):
+    for package in (specjax, models, configs.schema, launch, benchmarks.bench, benchmarks.simulation):
         for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not found.name.startswith("launch.bench.peers."):
+            if not found.name.startswith("benchmarks.bench.peers."):
                 modules.add(importlib.import_module(found.name))
     classes = {kind for module in modules for _, kind in inspect.getmembers(module, inspect.isclass)}
     return {kind for kind in classes if kind.__module__ in {module.__name__ for module in modules}}

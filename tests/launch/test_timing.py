@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from launch.bench.models import Networks, random_networks, random_prompts
-from launch.bench.stubs import FreeDrafter
+from benchmarks.bench.models import Networks, random_networks, random_prompts
+from benchmarks.bench.stubs import FreeDrafter
 from launch.costs.rollout_timer import RolloutTimer
 from launch.costs.round_timer import RoundTimer, TimedRounds
 from launch.timing import geometric_mean, interleaved, interval, minus_startup
@@ -18,7 +18,7 @@ from specjax.rollout.plan import Phase, RolloutConfig
 from specjax.rollout.rounds import RoundState
 from specjax.rollout.speculative import speculative_rollout
 from specjax.types import Params
-from tests.launch.test_bench import SMALL
+from tests.benchmarks.presets import SMALL
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,1 @@
+"""Programs that measure, predict and compare. They import the other packages, which never import them."""

@@ -1,0 +1,168 @@
+"""Sections that time rounds: the memory-bandwidth floor, verification, the drafter."""
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.bench.models import Networks, fits
+from benchmarks.bench.presets import Preset
+from benchmarks.bench.report import NO_ROOM, Row, Section, ratio, where_it_fits
+from benchmarks.bench.stubs import FreeDrafter
+from benchmarks.bench.timers import round_timer
+from launch.timing import interleaved, time_call
+from models.config import DecoderConfig
+from specjax.cost import Cell, fit, relative_errors
+from specjax.drafters import Drafter, NoDrafter
+from specjax.types import Policy, PyTree
+
+# Passes over the array in one bandwidth measurement.
+COPIES = 8
+
+
+def floor(networks: Networks, preset: Preset) -> Section:
+    """Measure autoregressive decoding: tokens/s, and the memory-bandwidth floor over the measured time."""
+    copy, weights = CopyBandwidth(), read_bytes(networks.policy, networks.trained.policy)
+
+    def measure(context: int, batch: int) -> list[Row]:
+        no_drafter = NoDrafter()
+        kinds = {"round": (no_drafter, 0)}
+        timer = round_timer(networks, no_drafter, batch, context, kinds, preset.rounds)
+        # Interleaved, so that a slowdown of the machine affects both alike.
+        measured = interleaved(timer.start(networks.params) | {"copy": copy.measure}, preset.repeats)
+        cache = cache_bytes(networks.decoder, batch, context + preset.rounds // 2)
+        floor_s = [(weights + cache) / bandwidth for bandwidth in measured["copy"]]
+        row: Row = {
+            "ms a round": 1e3 * float(np.median(measured["round"])),
+            "tokens/s": batch / float(np.median(measured["round"])),
+            "floor ms": 1e3 * float(np.median(floor_s)),
+            "share of floor": ratio(floor_s, measured["round"]),
+            "GB/s": float(np.median(measured["copy"])) / 1e9,
+            "compile s": timer.compile_seconds["round"],
+        }
+        return [row]
+
+    notes = [
+        f"floor: bytes that a round reads, weights ({weights / 1e6:.1f} MB) and visible cache, over copy bandwidth",
+        f"copy bandwidth: {copy.nbytes / 1e6:.0f} MB, counted as read once and written once; a CPU that reads a line "
+        "before writing it moves more, so decoding, which only reads, can beat the floor",
+        NO_ROOM,
+    ]
+    rows = _each_cell(networks, preset, measure)
+    return Section("autoregressive decoding against the memory-bandwidth floor", rows, notes)
+
+
+def verify(networks: Networks, preset: Preset) -> Section:
+    """Measure T(n)/T(1), where T(n) is the time to forward, verify and commit n tokens, without drafting."""
+    free, lengths = FreeDrafter(networks.policy.vocab_size), [n - 1 for n in preset.verified]
+
+    def measure(context: int, batch: int) -> list[Row]:
+        timer = round_timer(networks, free, batch, context, {k: (free, k) for k in lengths}, preset.rounds)
+        measured = interleaved(timer.start(networks.params), preset.repeats)
+        row: dict = {"T(1) ms": 1e3 * float(np.median(measured[0]))}
+        row |= {f"T({k + 1})/T(1)": ratio(measured[k], measured[0]) for k in lengths if k}
+        return [row | {"compile s": sum(timer.compile_seconds.values())}]
+
+    rows = _each_cell(networks, preset, measure)
+    return Section("verification of n tokens over verification of one", rows, [NO_ROOM])
+
+
+def draft(networks: Networks, preset: Preset) -> Section:
+    """Measure the cost of a speculative round in plain rounds, the drafter's part, and the speed-up at given rates."""
+    drafter, free, cells = networks.drafter, FreeDrafter(networks.policy.vocab_size), list[Cell]()
+    kinds: dict[tuple[str, int], tuple[Drafter, int]] = {("plain", 0): (free, 0)}
+    for k in preset.draft_lengths:
+        kinds |= {("verifying", k): (free, k), ("full", k): (drafter, k)}
+
+    def measure(context: int, batch: int) -> list[Row]:
+        timer = round_timer(networks, drafter, batch, context, kinds, preset.rounds)
+        measured = interleaved(timer.start(networks.params), preset.repeats)
+        plain = measured["plain", 0]
+
+        def row_of(k: int) -> Row:
+            full_round, verifying = measured["full", k], measured["verifying", k]
+            cost = ratio(full_round, plain)
+            row: dict = {
+                "k": k,
+                "plain ms": 1e3 * float(np.median(plain)),
+                "propose + observe": ratio(np.subtract(full_round, verifying).tolist(), plain),
+                "verify + commit": ratio(verifying, plain),
+                "whole round": cost,
+            }
+            row |= {f"at {rate}": sum(rate**i for i in range(k + 1)) / cost[0] for rate in preset.rates}
+            return row | {"compile s": timer.compile_seconds["full", k]}
+
+        drafted = (("full", k) for k in preset.draft_lengths)
+        cells.extend(
+            Cell(batch, context, kind[1], float(np.median(measured[kind]))) for kind in (("plain", 0), *drafted)
+        )
+        return [row_of(k) for k in preset.draft_lengths]
+
+    rows = _each_cell(networks, preset, measure)
+    notes = [
+        "costs in plain rounds of the same batch; propose + observe: the whole round minus one with free proposals",
+        "at RATE: speed-up, tokens of a round over its cost, if a drafted token is accepted with that probability",
+        NO_ROOM,
+    ]
+    return Section("cost of drafting", rows, [*notes, *_cost_model_note(cells)])
+
+
+def _cost_model_note(cells: list[Cell]) -> list[str]:
+    """Return a note with the cost model fitted to the cells and its relative error; [] for fewer than two cells."""
+    if len(cells) < 2:
+        return []
+    model = fit(cells)
+    errors = np.abs(relative_errors(model, cells))
+    constants = ", ".join(f"{name} {1e6 * value:.3g}" for name, value in model.constants().items())
+    return [
+        f"cost model (specjax.cost.CostModel), in microseconds: {constants}; "
+        f"relative error {np.median(errors):.0%} in the median cell, at most {errors.max():.0%}"
+    ]
+
+
+def _each_cell(networks: Networks, preset: Preset, measure: Callable[[int, int], list[Row]]) -> list[Row]:
+    """Return the rows of `measure(context, batch)` for every context and batch of the preset that fit in memory."""
+    rows: list[Row] = []
+    for context, batch in itertools.product(preset.contexts, preset.batches):
+        cell: Row = {"context": context, "batch": batch}
+        # Tried, it would end the process where memory is promised before it is there, as on a CPU.
+        rows += where_it_fits(cell, partial(measure, context, batch)) if fits(networks, batch, context) else [cell]
+    return rows
+
+
+class CopyBandwidth:
+    """Timer of memory bandwidth: passes in place over an array larger than any cache."""
+
+    def __init__(self) -> None:
+        self.nbytes = 2**28 if jax.default_backend() == "cpu" else 2**32
+        self._array = jnp.ones(self.nbytes // 4, jnp.float32)
+
+        # The number of passes is traced, so that XLA cannot merge them into one.
+        def passes(x: jax.Array, count: jax.Array) -> jax.Array:
+            return jax.lax.fori_loop(0, count, lambda _, x: 0.5 * x + 0.5, x)
+
+        self._program = jax.jit(passes, donate_argnums=0)
+        self.measure()
+
+    def measure(self) -> float:
+        """Return the bytes read and written per second."""
+        return 2 * self.nbytes * COPIES / time_call(self._run)
+
+    def _run(self) -> jax.Array:
+        self._array = self._program(self._array, jnp.int32(COPIES))
+        return self._array
+
+
+def read_bytes(policy: Policy, params: PyTree) -> int:
+    """Return the bytes of parameters that a round reads: all but an embedding that is not tied to the output layer."""
+    total = sum(x.size for x in jax.tree.leaves(params))
+    return policy.dtype.itemsize * (total - params["embed"]["embedding"].size if "head" in params else total)
+
+
+def cache_bytes(decoder: DecoderConfig, rows: int, positions: int) -> int:
+    """Return the bytes of the cached keys and values of `rows` rows of `positions` positions."""
+    bytes_per_layer = 2 * decoder.num_kv_heads * decoder.head_dim * jnp.dtype(decoder.dtype).itemsize
+    return decoder.num_layers * rows * positions * bytes_per_layer

@@ -1,0 +1,53 @@
+"""Ask what speculation would buy before renting machines: `python -m benchmarks.simulate --hardware h100 --gpus 8`.
+
+Answers for one step, or for a sweep, with an interval over what is not known. `--from-run DIR` asks it of a run.
+"""
+
+from benchmarks.simulation.answer import both
+from benchmarks.simulation.estimate import details_of, estimate, estimate_changed
+from benchmarks.simulation.lags import lag_rows, lag_table
+from benchmarks.simulation.machine import Evidence
+from benchmarks.simulation.options import PROGRAM, SimulateArgs, given_ranges, swept, with_run
+from benchmarks.simulation.plots import save_plots
+from benchmarks.simulation.report import as_json, describe, lines_of_point, sweep_table
+from benchmarks.simulation.uncertainty import unknown
+from launch.cli.console import console
+from launch.cli.errors import refusing
+from launch.cli.options import parse, run_program
+from launch.cli.paths import make_directory, write_results
+from launch.cli.pyplot import load_pyplot
+
+
+def main(argv: list[str]) -> int:
+    """Simulate what the command line describes, and return the exit code."""
+    args, evidence = with_run(parse(SimulateArgs, argv, PROGRAM, __doc__), argv)
+    if args.plots is not None:
+        load_pyplot()
+        make_directory("plots", args.plots)
+    simulate(args, evidence)
+    return 0
+
+
+def simulate(args: SimulateArgs, evidence: Evidence) -> None:
+    """Answer the points of a command line: print, and write the JSON file and plots. Raises ConfigError."""
+    given, changes = given_ranges(args), swept(args)
+    with refusing():
+        console.print("\n".join(describe(args.point, evidence)))
+    ranges = unknown(args.point, evidence, given)
+    if changes == [{}]:
+        with refusing():
+            pair = both(args.point, evidence)
+        found = estimate({}, pair, evidence, ranges, args.samples)
+        details = details_of(pair, evidence, ranges, [values for values, _ in found.samples])
+        console.print("\n".join(lines_of_point(found, ranges, details)))
+        write_results(args.json, as_json(args, [found], ranges, details))
+    else:
+        rows = [estimate_changed(each, args.point, evidence, given, args.samples) for each in changes]
+        console.print("\n".join([*sweep_table(rows), *lag_table(lag_rows(rows))]))
+        write_results(args.json, as_json(args, rows, ranges, None))
+    if args.plots is not None:
+        save_plots(args.plots, args.point, evidence)
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_program(main))

@@ -1,0 +1,205 @@
+"""Answer for one point: seconds of generation and of a step, with drafts and without."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import root_scalar
+
+from benchmarks.simulation.acceptance import predict_length, tokens_per_round
+from benchmarks.simulation.machine import Evidence, completion_lengths, memory, round_costs, stages
+from benchmarks.simulation.point import MEASURED, MOST_SLOTS, Point
+from benchmarks.simulation.rollout import Layout, Moment, carry_over, simulate
+from benchmarks.simulation.step import Stages, step_seconds
+from benchmarks.simulation.surface import Surface
+
+# Replicas are simulated until they hold so many sequences, but at least FEWEST; more of them are alike.
+MOST_SEQUENCES, FEWEST = 2048, 8
+# Rollouts of a step with lag, whose lengths differ.
+ROLLOUTS = 3
+# Phases of specjax where none are given: those of its recipes for several GPUs (configs/qwen3_8b_rl_zero.py).
+SHRINKING = (1, 4, 16)
+# Eighths of the GPUs that may generate.
+SPLITS = range(1, 8)
+
+
+class DoesNotFit(ValueError):
+    """The weights of the point, its training state and its sequences need more memory than its device has."""
+
+
+class Arm(NamedTuple):
+    """A step in one way of decoding.
+
+    generation, step, exposed: seconds of the rollout, of the step, and of generation that nothing hides.
+    acceptance_length:         tokens per verification.
+    slots, waiting:            sequences that a replica decodes together, and that wait.
+    phases:                    slots that its batch shrinks to; () if rows leave as they end.
+    generation_gpus:           GPUs that generate.
+    """
+
+    generation: float
+    step: float
+    exposed: float
+    acceptance_length: float
+    stages: Stages
+    slots: int
+    phases: tuple[int, ...]
+    waiting: int
+    generation_gpus: int
+    timeline: list[Moment]
+
+
+class Answer(NamedTuple):
+    """A step without drafts, and the same step with them."""
+
+    plain: Arm
+    drafted: Arm
+
+    @property
+    def generation_speedup(self) -> float:
+        """How many times faster generation is."""
+        return self.plain.generation / self.drafted.generation
+
+    @property
+    def step_speedup(self) -> float:
+        """How many times faster the whole step is."""
+        return self.plain.step / self.drafted.step
+
+
+Pair = tuple[Point, Point]
+
+
+def both(point: Point, evidence: Evidence) -> Pair:
+    """Return the point without drafts and the point itself, each resolved. Raises DoesNotFit."""
+    plain = replace(point, draft_length=0, draft_lengths=(), draft_training=0.0)
+    return resolve(plain, evidence), resolve(point, evidence)
+
+
+def resolve(point: Point, evidence: Evidence) -> Point:
+    """Return the point with its slots and the split of its GPUs filled in: as many as fit, and the fastest.
+
+    Raises DoesNotFit, also for given slots or phases.
+    """
+    most, phases = _slots_that_fit(point), point.phases if point.engine == "specjax" else ()
+    given = {"slots": point.slots, "phases": max(phases, default=0)}
+    point = replace(point, slots=point.slots or most)
+    if point.lag and not point.generation_gpus:
+        replicas = point.gpus // point.replica
+        counts = {max(1, min(replicas - 1, replicas * eighth // 8)) * point.replica for eighth in SPLITS}
+        tried = (replace(point, generation_gpus=count) for count in sorted(counts))
+        point = min(tried, key=lambda each: run(each, evidence).step)
+    for name, slots in given.items():
+        if min(slots, _sequences(point)) > most:
+            raise DoesNotFit(f"{name} = {slots}: a replica has memory for {most} sequences; must be at most as many")
+    return point
+
+
+def answer(pair: Pair, evidence: Evidence, seed: int = 0) -> Answer:
+    """Simulate both, which are resolved."""
+    return Answer(run(pair[0], evidence, seed), run(pair[1], evidence, seed))
+
+
+def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
+    """Simulate the step of a resolved point."""
+    gpus, sequences = _generating(point), _sequences(point)
+    replicas = gpus // point.replica
+    lengths = completion_lengths(point, evidence)
+    slots = min(point.slots, sequences)
+    phases = _phases(point, slots)
+    layout = Layout(slots, phases)
+    surface = Surface(round_costs(point, evidence), slots, point.prompt_tokens + point.limit_tokens, point.lengths)
+    simulated = min(replicas, max(FEWEST, MOST_SEQUENCES // sequences))
+    rollouts, taken = [], []
+    for turn in range(ROLLOUTS if point.lag else 1):
+        drawn = lengths.draw((simulated, sequences), seed + turn)
+        measured = point.acceptance_length, point.measured_at
+        rows = point.row_spread, point.row_correlation, seed + turn
+        gains = tokens_per_round(*measured, point.lengths, drawn, *rows)
+        rollout = simulate(drawn, gains, surface, layout, point.prompt_tokens)
+        rollouts.append(rollout)
+        share = point.carry_over
+        taken.append(
+            carry_over(drawn, gains, surface, layout, point.prompt_tokens, share) if share else rollout.seconds
+        )
+    tokens = point.sequences * (lengths.mean() + point.prompt_tokens)
+    rest = stages(point, tokens, point.gpus - gpus if point.lag else gpus)
+    step = step_seconds(taken, rest.total, point.lag)
+    return Arm(
+        generation=float(np.mean(taken)),
+        step=step.seconds,
+        exposed=step.exposed,
+        acceptance_length=float(np.mean([rollout.verified for rollout in rollouts])),
+        stages=rest,
+        slots=slots,
+        phases=phases,
+        waiting=sequences - slots,
+        generation_gpus=gpus,
+        timeline=rollouts[0].timeline,
+    )
+
+
+def _generating(point: Point) -> int:
+    """Return the GPUs that generate."""
+    return (point.generation_gpus if point.lag else 0) or point.gpus
+
+
+def _sequences(point: Point) -> int:
+    """Return the sequences of a replica, those that the step before left included."""
+    return max(1, round(point.sequences / (1 - point.carry_over) * point.replica / _generating(point)))
+
+
+def _phases(point: Point, slots: int) -> tuple[int, ...]:
+    """Return the slots that the batch shrinks to, its first ones included; () if rows leave as they end."""
+    if point.engine != "specjax":
+        return ()
+    listed = point.phases or [max(slots // divisor, 1) for divisor in SHRINKING]
+    return tuple(sorted({slots, *(min(size, slots) for size in listed)}, reverse=True))
+
+
+def break_even(pair: Pair, evidence: Evidence, seed: int = 0) -> float:
+    """Return the acceptance length from which a step with drafts is no slower; inf if no acceptance reaches that."""
+    return _least_acceptance(pair[1], evidence, run(pair[0], evidence, seed).step, seed)
+
+
+def worth_of_training(pair: Pair, evidence: Evidence, seed: int = 0) -> float:
+    """Return by how much training the draft must raise the acceptance length so that it pays for itself.
+
+    inf if no acceptance does. The draft without training is not trained in the step.
+    """
+    untrained = run(replace(pair[1], draft_training=0.0), evidence, seed)
+    needed = _least_acceptance(pair[1], evidence, untrained.step, seed)
+    return max(needed - pair[1].acceptance_length, 0.0)
+
+
+def _least_acceptance(point: Point, evidence: Evidence, step: float, seed: int) -> float:
+    # In the inverse of the length, in which the seconds of a rollout at a fixed draft length are almost linear.
+    def excess(inverse: float) -> float:
+        length = min(1 / inverse, point.measured_at + 1.0)
+        return run(replace(point, acceptance_length=length), evidence, seed).step - step
+
+    least = 1 / (point.measured_at + 1.0)
+    if excess(least) > 0:
+        return math.inf
+    return 1.0 if excess(1.0) <= 0 else 1 / root_scalar(excess, bracket=(least, 1.0), xtol=1e-4).root
+
+
+def accepted(point: Point, draft_lengths: Sequence[int]) -> list[float]:
+    """Return the acceptance length that the point's acceptance gives at each draft length."""
+    return [predict_length(point.acceptance_length, point.measured_at, k) for k in draft_lengths]
+
+
+def _slots_that_fit(point: Point) -> int:
+    """Return the sequences of a replica whose caches fit in memory; measured rounds were of a batch that did."""
+    if point.hardware == MEASURED:
+        return max(point.sequences, point.slots, *point.phases)
+    held = memory(point, point.prompt_tokens + point.mean_tokens)
+    if held.slots < 1:
+        needed, device = (held.fixed + held.sequence) / 1e9, held.device / 1e9
+        raise DoesNotFit(
+            f"tensor = {point.tensor}: weights, training state ({held.training / 1e9:.0f} GB) and one sequence take "
+            f"{needed:.0f} GB of a device's {device:.0f}; must be more, or a larger expert, more gpus or fewer "
+            "limit_tokens"
+        )
+    return min(held.slots, MOST_SLOTS)

@@ -1,0 +1,107 @@
+"""Answers with intervals: for one point, for the points of a sweep, and more of a single point."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.simulation.answer import Answer, Pair, answer, both, break_even, worth_of_training
+from benchmarks.simulation.machine import Evidence
+from benchmarks.simulation.point import Point
+from benchmarks.simulation.uncertainty import (
+    Interval,
+    Range,
+    Swing,
+    driver,
+    interval,
+    most_correlated,
+    sampled,
+    swings,
+    unknown,
+    with_inputs,
+)
+
+
+class Estimate(NamedTuple):
+    """The answer for a point, and how sure it is.
+
+    changes:    what a sweep changed.
+    answer:     that of the point itself.
+    samples:    inputs drawn from their ranges, with their answers.
+    intervals:  those of samples, by name of the result (MEASURES).
+    driver:     the input on which the step's speed-up depends most; None if on no input.
+    refused:    why there is no answer; the others are None then.
+    """
+
+    changes: dict[str, Any]
+    point: Point
+    answer: Answer | None = None
+    samples: Sequence[tuple[dict[str, float], Answer]] = ()
+    intervals: dict[str, Interval] | None = None
+    driver: str | None = None
+    refused: str | None = None
+
+
+MEASURES = {
+    "generation_speedup": lambda found: found.generation_speedup,
+    "step_speedup": lambda found: found.step_speedup,
+    "plain_generation_s": lambda found: found.plain.generation,
+    "drafted_generation_s": lambda found: found.drafted.generation,
+    "plain_step_s": lambda found: found.plain.step,
+    "drafted_step_s": lambda found: found.drafted.step,
+}
+
+
+class Threshold(NamedTuple):
+    """An acceptance length from which something pays, infinite where none does, and the input it depends on most."""
+
+    length: Interval
+    depends_most_on: str | None
+
+
+class Details(NamedTuple):
+    """More of a single point.
+
+    swings:            inputs changed alone, by how much they move the step's speed-up.
+    break_even:        acceptance length from which a step is no slower than without drafts.
+    worth_of_training: by how much training the draft must raise the acceptance length; None: it is not trained.
+    """
+
+    swings: list[Swing]
+    break_even: Threshold
+    worth_of_training: Threshold | None
+
+
+def details_of(
+    pair: Pair, evidence: Evidence, ranges: dict[str, Range], samples: Sequence[Mapping[str, float]]
+) -> Details:
+    """Return more of a single point; `samples` are those of its answer."""
+
+    def threshold(length: Callable[[Pair, Evidence, int], float]) -> Threshold:
+        lengths = [length(with_inputs(pair, values), evidence, seed) for seed, values in enumerate(samples)]
+        return Threshold(interval(lengths), most_correlated(samples, lengths))
+
+    trained = threshold(worth_of_training) if pair[1].draft_training else None
+    changed = swings(pair, evidence, ranges, MEASURES["step_speedup"])
+    return Details(changed, threshold(break_even), trained)
+
+
+def estimate(
+    changes: dict[str, Any], pair: Pair, evidence: Evidence, ranges: Mapping[str, Range], samples: int
+) -> Estimate:
+    """Return the answer for a resolved pair, with intervals over samples of the ranges."""
+    central, drawn = answer(pair, evidence), sampled(pair, evidence, ranges, samples)
+    intervals = {name: interval([measure(each) for _, each in drawn]) for name, measure in MEASURES.items()}
+    return Estimate(changes, pair[1], central, drawn, intervals, driver(drawn, MEASURES["step_speedup"]))
+
+
+def estimate_changed(
+    changes: dict[str, Any], point: Point, evidence: Evidence, given: Mapping[str, Range], samples: int
+) -> Estimate:
+    """Return the answer for one point of a sweep. A point that does not fit, or that is refused, has none."""
+    try:
+        changed = point.changed(changes)
+        pair = both(changed, evidence)
+    except ValueError as error:
+        return Estimate(changes, point, refused=str(error))
+    given = {name: each for name, each in given.items() if name not in changes}
+    ranges = {name: each for name, each in unknown(changed, evidence, given).items() if name not in changes}
+    return estimate(changes, pair, evidence, ranges, samples)

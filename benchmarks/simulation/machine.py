@@ -1,0 +1,208 @@
+"""Seconds of rounds, seconds of stages, and memory, of a point: from the sheets of its model, device and engine."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.simulation.lengths import Lengths, with_mean
+from benchmarks.simulation.measured import measured_rounds
+from benchmarks.simulation.point import MEASURED, Point
+from benchmarks.simulation.step import Stages
+from benchmarks.simulation.surface import RoundSeconds
+from launch.plan.report import USABLE
+from models.config import DecoderConfig
+from models.published import DECODERS, eagle3_config
+from models.sheets import decoder_sheet, eagle3_sheet
+from specjax.cost import (
+    Cell,
+    CostModel,
+    Deployment,
+    DraftSheet,
+    Efficiency,
+    NetworkSheet,
+    cost_model,
+    find_engine,
+    find_hardware,
+)
+from specjax.rollout.plan import Phase
+from specjax.types import Mixture
+
+# Bytes per parameter of a training state: master weights, two moments of Adam and gradients in float32.
+TRAINING_BYTES = 16
+# Bytes per second of the network between hosts, per GPU; assumed.
+NETWORK = 50e9
+# Operations per parameter and token: forward 2, backward 4. Published shares of the peak count these alone: what is
+# computed again lowers the share.
+TRAINING_FLOPS = 6
+# A block draft has five layers, and features of five layers are its input (arXiv 2602.06036).
+BLOCK_LAYERS = 5
+
+
+class Evidence(NamedTuple):
+    """Measurements of a run, which replace what a sheet says.
+
+    lengths: completion lengths, in tokens; empty: lognormal.
+    cells:   measured rounds.
+    phases:  of the rollout whose rounds were measured.
+    mixture: its policy's experts.
+    steps:   acceptance length of each step.
+    generation_s: measured seconds of generation; 0: not measured.
+    modelled_s:   those that the simulation gives for the run as it was.
+    acceptance_assumed: nobody gave an acceptance length: the point's is the default.
+    notes:        lines on what the run does not tell.
+    """
+
+    lengths: tuple[float, ...] = ()
+    cells: tuple[Cell, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    mixture: Mixture | None = None
+    steps: tuple[float, ...] = ()
+    acceptance_assumed: bool = False
+    generation_s: float = 0.0
+    modelled_s: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+def completion_lengths(point: Point, evidence: Evidence) -> Lengths:
+    """Return the distribution of completion lengths. Measured ones are scaled to the point's mean."""
+    if not evidence.lengths:
+        return with_mean(point.mean_tokens, point.length_spread, point.limit_tokens)
+    scale = point.mean_tokens / float(np.mean(evidence.lengths))
+    return Lengths(1.0, 0.0, point.limit_tokens, tuple(scale * length for length in evidence.lengths))
+
+
+def round_costs(point: Point, evidence: Evidence) -> RoundSeconds:
+    """Return the seconds of a round by rows, positions and draft length."""
+    if point.hardware == MEASURED:
+        longest = point.prompt_tokens + point.limit_tokens
+        return measured_rounds(evidence.cells, evidence.phases, evidence.mixture, longest)
+    model = sheet_model(point)
+    seconds = model.seconds if point.draft == "eagle3" else _block(model)
+    more = point.verify_factor - 1
+    return lambda rows, positions, k: (
+        seconds(rows, positions, k) + (more * model.verification(rows, positions, k) if k else 0.0)
+    )
+
+
+def sheet_model(point: Point) -> CostModel:
+    """Return the cost model of the point's sheets."""
+    engine = find_engine(point.engine)
+    given = {"layer": point.layer_us, "draft_pass": point.draft_pass_us, "host": point.host_us}
+    engine = replace(engine, **{name: 1e-6 * value for name, value in given.items() if value is not None})
+    efficiency = Efficiency(point.bandwidth_share, point.compute_share, independence=point.independence)
+    return cost_model(
+        network(point), draft_sheet(point), find_hardware(point.hardware), deployment(point), efficiency, engine
+    )
+
+
+def _block(model: CostModel) -> RoundSeconds:
+    """Return the seconds of a round whose draft is a single pass over all its tokens, with the logits of each."""
+    lone = replace(model, later=model.later.__class__(), engine=replace(model.engine, draft_pass=0.0))
+
+    def seconds(rows: np.ndarray, positions: np.ndarray, k: int) -> np.ndarray | float:
+        if not k:
+            return model.seconds(rows, positions, 0)
+        drafted = model.first.seconds(rows, positions, k + 1, outputs=rows * k) + model.engine.draft_pass
+        return lone.seconds(rows, positions, k) - lone.drafting(rows, positions, k) + drafted
+
+    return seconds
+
+
+def deployment(point: Point) -> Deployment:
+    """Return how the point's policy is spread and stored."""
+    return Deployment(
+        tensor=point.tensor,
+        expert=point.expert,
+        same_rows=point.engine == "specjax",
+        weight_bytes=point.weight_bytes,
+        cache_bytes=point.cache_bytes,
+        factor_bytes=point.factor_bytes,
+    )
+
+
+def decoder(point: Point) -> DecoderConfig:
+    """Return the config of the point's model."""
+    return DECODERS[point.model]
+
+
+def network(point: Point) -> NetworkSheet:
+    """Return the sheet of the point's model."""
+    return decoder_sheet(decoder(point))
+
+
+def draft_sheet(point: Point) -> DraftSheet:
+    """Return the sheet of the point's draft."""
+    head = eagle3_sheet(eagle3_config(point.model))
+    if point.draft == "eagle3":
+        return head
+    policy, width = decoder(point), head.network.hidden
+    heads = policy.num_heads * policy.head_dim, policy.num_kv_heads * policy.head_dim
+    layer = 2 * width * (heads[0] + heads[1]) + 3 * width * eagle3_config(point.model).intermediate_size
+    layers = replace(head.network, layers=BLOCK_LAYERS, dense=BLOCK_LAYERS * layer, vocab=policy.vocab_size)
+    return DraftSheet(layers, fused=BLOCK_LAYERS * width * width)
+
+
+def stages(point: Point, tokens: float, gpus: int) -> Stages:
+    """Return the seconds of the stages beside generation.
+
+    tokens: of the prompts and completions of a step. gpus: those that train.
+    """
+    scale = point.gpus / gpus
+    if point.hardware == MEASURED:
+        train, logprob = scale * (point.train_s or 0.0), scale * (point.logprob_s or 0.0)
+        return Stages(point.other_s, logprob, train, point.draft_training * train)
+    sheet, device = network(point), find_hardware(point.hardware)
+    operations = tokens * active_parameters(sheet) / (gpus * device.bf16 * point.training_share)
+    train = TRAINING_FLOPS * operations if point.train_s is None else point.train_s * scale
+    logprob = 0.0 if point.engine == "specjax" else point.logprob_share * train
+    if point.logprob_s is not None:
+        logprob = point.logprob_s * scale
+    moved = 0.0
+    if point.engine != "specjax" or point.lag:
+        moved = sheet.parameters * point.weight_bytes / max(point.tensor, point.expert) / NETWORK
+    return Stages(point.other_s, logprob, train, point.draft_training * train, moved)
+
+
+def active_parameters(sheet: NetworkSheet) -> float:
+    """Return the parameters that a token multiplies by."""
+    mixture = sheet.mixture
+    experts = 0 if mixture is None else mixture.layers * mixture.active * sheet.expert
+    return sheet.dense + experts + sheet.head
+
+
+class Memory(NamedTuple):
+    """Memory of a device, in bytes: generation's weights, training state, cache of one sequence, the device's own."""
+
+    weights: float
+    training: float
+    sequence: float
+    device: float
+
+    @property
+    def fixed(self) -> float:
+        """Bytes that are needed before any sequence."""
+        return self.weights + self.training
+
+    @property
+    def slots(self) -> int:
+        """Sequences of a replica whose caches fit beside the rest; below 1 if that does not fit."""
+        return int((USABLE * self.device - self.fixed) // self.sequence)
+
+
+def memory(point: Point, mean_positions: float) -> Memory:
+    """Return the memory of a device.
+
+    specjax keeps caches of the longest row, and without lag the training state beside them, spread over all GPUs. Other
+    engines page caches by the mean length, and move the training state out.
+    """
+    sheet, draft, each = network(point), draft_sheet(point).network, point.weight_bytes
+    span = max(point.tensor, point.expert)
+    experts = sheet.parameters - sheet.dense - sheet.head
+    weights = each * ((sheet.dense + 2 * sheet.head + draft.parameters) / point.tensor + experts / span)
+    longest = point.prompt_tokens + point.limit_tokens
+    positions = longest if point.engine == "specjax" else mean_positions
+    cache = sheet.cache_bytes(point.cache_bytes) / min(point.tensor, sheet.kv_heads) + draft.cache_bytes(2)
+    training = TRAINING_BYTES * (sheet.parameters + sheet.head + draft.parameters) / point.gpus
+    beside = training if point.engine == "specjax" and not point.lag else 0.0
+    return Memory(weights, beside, positions * cache, find_hardware(point.hardware).memory)

@@ -1,0 +1,147 @@
+"""Simulate one rollout: sequences that wait for slots, rounds, phases, and what is left when the step ends.
+
+Rows advance by their expected tokens per round, so that one event is the end of a row, not a round. Replicas decode on
+their own, each with its share of the sequences.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.simulation.surface import Surface
+
+# Positions by which a row may advance between two looks at the cost of a round.
+_STRIDE = 2048.0
+_DONE = 1e-6
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Slots of a replica.
+
+    Attributes:
+        slots:  Sequences decoded together; others wait.
+        phases: Slots that the batch shrinks to, once no more rows are live. Empty: a row leaves as it ends.
+    """
+
+    slots: int
+    phases: tuple[int, ...] = ()
+
+    def paid(self, live: np.ndarray) -> np.ndarray:
+        """Return the rows whose rounds are paid for when `live` rows are live."""
+        sizes = np.array(sorted({self.slots, *self.phases}))
+        return sizes[np.minimum(np.searchsorted(sizes, live), len(sizes) - 1)] if self.phases else live
+
+
+class Moment(NamedTuple):
+    """A stretch of a replica's rollout: when it began, in seconds, the live rows, and the draft length."""
+
+    seconds: float
+    live: int
+    draft_length: int
+
+
+class Rollout(NamedTuple):
+    """Outcome of a simulated rollout.
+
+    begun, ended: float64 [replicas, sequences], seconds at which each sequence got its slot and finished.
+    rounds:       float64 [replicas].
+    verified:     tokens per verification, over all sequences.
+    timeline:     of the replica that ended last.
+    """
+
+    begun: np.ndarray
+    ended: np.ndarray
+    rounds: np.ndarray
+    verified: float
+    timeline: list[Moment]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds until every sequence has finished."""
+        return float(self.ended.max())
+
+    def left(self, at: float) -> np.ndarray:
+        """Return the share of each sequence that is not generated at a time, [replicas, sequences]."""
+        span = np.maximum(self.ended - self.begun, 1e-12)
+        return np.clip((self.ended - at) / span, 0.0, 1.0)
+
+
+def simulate(
+    lengths: np.ndarray, gains: np.ndarray, surface: Surface, layout: Layout, start: float | np.ndarray
+) -> Rollout:
+    """Simulate the rollout of `lengths` tokens, float64 [replicas, sequences], in the order in which they get slots.
+
+    gains:   tokens that each sequence gains in a round, float64 [draft lengths, replicas, sequences].
+    surface: seconds of a round. Of its draft lengths, each replica takes the one of the most tokens per second.
+    start:   positions that each sequence holds before: its prompt, and what an earlier step generated.
+    """
+    replicas, sequences = lengths.shape
+    slots, every = min(layout.slots, sequences), np.arange(replicas)
+    held = np.broadcast_to(np.array(start, np.float64), lengths.shape)
+    row = np.tile(np.arange(slots), (replicas, 1))
+    waiting = np.full(replicas, slots)
+    left, position = lengths[:, :slots].copy(), held[:, :slots].copy()
+    clock, rounds, verified = np.zeros(replicas), np.zeros(replicas), 0.0
+    begun, ended = np.zeros(lengths.shape), np.zeros(lengths.shape)
+    moments: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    live = np.ones((replicas, slots), bool)
+    while live.any():
+        count = live.sum(1)
+        some = np.maximum(count, 1)
+        speed = np.where(live, gains[:, every[:, None], row], 0.0)
+        gain = speed.sum(2) / some
+        mean = np.where(live, position, 0.0).sum(1) / some
+        paid = layout.paid(some)
+        chosen = np.argmax(gain / surface(paid, mean), axis=0)
+        advance, ahead = speed[chosen, every], gain[chosen, every]
+        span = np.where(live, left / np.maximum(advance, 1e-12), np.inf).min(1)
+        span = np.where(count > 0, np.minimum(span, _STRIDE / np.maximum(ahead, 1.0)), 0.0)
+        cost = surface(paid, mean + span * ahead / 2)[chosen, every]
+        moments.append((clock.copy(), count, chosen))
+        clock, rounds = clock + span * cost, rounds + span
+        verified += float((span * count).sum())
+        left, position = left - advance * span[:, None], position + advance * span[:, None]
+        over = live & (left <= _DONE * np.maximum(position, 1.0))
+        replica, slot = np.nonzero(over)
+        ended[replica, row[replica, slot]] = clock[replica]
+        turn = waiting[:, None] + np.cumsum(over, axis=1) - 1
+        replica, slot = np.nonzero(over & (turn < sequences))
+        entered = turn[replica, slot]
+        row[replica, slot], begun[replica, entered] = entered, clock[replica]
+        left[replica, slot], position[replica, slot] = lengths[replica, entered], held[replica, entered]
+        live &= ~over
+        live[replica, slot] = True
+        waiting = np.minimum(waiting + over.sum(1), sequences)
+    last = int(ended.max(1).argmax())
+    timeline = [
+        Moment(float(when[last]), int(count[last]), surface.draft_lengths[chosen[last]])
+        for when, count, chosen in moments
+        if count[last]
+    ]
+    return Rollout(begun, ended, rounds, float(lengths.sum()) / verified, timeline)
+
+
+def carry_over(
+    fresh: np.ndarray, gains: np.ndarray, surface: Surface, layout: Layout, prompt: float, share: float, steps: int = 6
+) -> float:
+    """Return the seconds of a step that ends when `1 - share` of its sequences have finished, in the steady state.
+
+    fresh: lengths of the sequences of a step; each step goes on with what the one before left.
+    """
+    lengths, held, gained = fresh.copy(), np.full(fresh.shape, prompt), gains
+    taken: list[float] = []
+    for _ in range(steps):
+        rollout = simulate(lengths, gained, surface, layout, held)
+        at = float(np.quantile(rollout.ended, 1 - share, method="lower"))
+        taken.append(at)
+        left = rollout.left(at)
+        going = left > 0
+        held = np.where(going, held + (1 - left) * lengths, prompt)
+        lengths = np.where(going, np.maximum(left * lengths, 1.0), fresh)
+        gained = np.where(going, gained, gains)
+        order = np.argsort(~going, axis=1, kind="stable")  # what was begun gets the first slots
+        lengths, held = (np.take_along_axis(each, order, 1) for each in (lengths, held))
+        gained = np.take_along_axis(gained, order[None], 2)
+    return float(np.mean(taken[steps // 2 :]))

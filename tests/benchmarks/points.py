@@ -1,0 +1,19 @@
+"""A small point to simulate, and readers of options and answers, for tests."""
+
+from benchmarks.simulation.answer import answer, both
+from benchmarks.simulation.machine import Evidence
+from benchmarks.simulation.options import SimulateArgs, with_run
+from benchmarks.simulation.point import Point
+from launch.cli.options import parse
+
+NONE = Evidence()
+SMALL = Point(sequences=32, mean_tokens=100.0, limit_tokens=400, prompt_tokens=20, gpus=4)
+
+
+def read_options(*argv: str) -> tuple[SimulateArgs, Evidence]:
+    return with_run(parse(SimulateArgs, argv, ""), argv)
+
+
+def speedups(point: Point, evidence: Evidence = NONE) -> tuple[float, float]:
+    found = answer(both(point, evidence), evidence)
+    return found.generation_speedup, found.step_speedup
