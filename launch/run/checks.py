@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from launch.build.experiment import Experiment
 from launch.build.memory import check_rollout, check_training
 from launch.cli.errors import ConfigError, check_all, refusing
-from launch.comparison.best_plans import check_plans
+from launch.comparison.closing import check_comparison
 from launch.costs.cost_table import given_cells
 from launch.distillation.trainer import check_distillation
 from launch.evaluation.sampler import held_out_batch_size
@@ -39,7 +39,7 @@ def check_run(experiment: Experiment, continuing: bool) -> None:
         _check_rollout_function,
         _check_loss_function,
         _check_evaluation,
-        check_plans,
+        check_comparison,
     )
     check_all([partial(check, experiment) for check in checks])
 
