@@ -59,7 +59,7 @@ def stages(recipe: str, model: Path, out: Path, compared_steps: int) -> list[Sta
     training = ("--distill.steps", 0, "--eval.every", 0, "--out", run, *(("--resume",) if run.exists() else ()))
     compared = ("--steps", compared_steps, "--draft-lengths", "1,3", "--json", out / "compare.json")
     return [
-        stage("distill", "distill", "--model.path", model, "--out", draft, "--temperatures", "1.0", "--repeats", "3"),
+        stage("distill", "distill", "--model.path", model, "--out", draft, "--temperatures", "1.0"),
         evaluation("before", *networks),
         stage("train", "train", *networks, *training),
         evaluation("after", *trained),

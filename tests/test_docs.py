@@ -27,7 +27,7 @@ WITH_LONG = ("drafters.md", "rollout.md")
 DISTILL = {"--distill.answers": "32", "--distill.chunks": "2", "--distill.batch-size": "16", "--distill.steps": "4"}
 SMALL: dict[str, Options] = {
     "launch.compare": {"--steps": "2", "--draft-lengths": "0,2", "--microbatches": "1"},
-    "launch.distill": DISTILL | {"--distill.microbatches": "2", "--temperatures": "0", "--repeats": "2"},
+    "launch.distill": DISTILL | {"--distill.microbatches": "2", "--temperatures": "0"},
     "launch.evaluate": {"--samples": "2"},
     "launch.train": {"--steps": "2", "--checkpoint.every": "1"},
 }
