@@ -48,7 +48,7 @@ function chart({title, hint = "", series, span, x: labels, percent = false, zero
   if (xTicks.length < 2) xTicks = [first, last];
   labels ??= xTicks.map(value => [value, number(value, false, 7)]);
 
-  const yLabels = yTicks.map(value => number(value, percent, 7).replace("-", "\u2212"));
+  const yLabels = yTicks.map(value => number(value, percent, 7).replaceAll("-", "\u2212"));
   const left = 10 + CHARACTER * Math.max(...yLabels.map(label => label.length)), right = WIDTH - RIGHT;
   const x = value => left + (value - first) / (last - first) * (right - left);
   const y = value => HEIGHT - BOTTOM - (value - low) / (high - low) * (HEIGHT - BOTTOM - TOP);
