@@ -123,7 +123,8 @@ def test_its_commands_run(guide: str, place: Path):
 
 def test_every_file_and_chart_of_a_report_that_is_named_exists():
     text = (DOCS / "report.md").read_text()
-    page = "".join(path.read_text() for path in (ROOT / "launch").rglob("*.py"))
+    sources = [*(ROOT / "launch").rglob("*.py"), *(ROOT / "launch").rglob("*.json")]
+    page = "".join(path.read_text() for path in sources)
     assert all(f'"{name}"' in page for name in re.findall(r"^\| `(\w+\.\w+)`", text, re.MULTILINE))
     charts = text[text.index("| chart") : text.index("**Completions**")]
     for row in re.findall(r"^\| ([A-Z].*?) \|", charts, re.MULTILINE):

@@ -1,5 +1,7 @@
 """Warnings of a run, from its metrics and its event log."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from launch.run.draft_alerts import acceptance_alarm
@@ -7,70 +9,54 @@ from launch.run.records import Run
 
 # Largest number of warnings shown; the others are only counted.
 MOST = 20
+# Metrics that count what went wrong: their sum and the steps concerned.
+COUNTS = {
+    "reward/failed": "{} completions could not be scored, in {}; they do not train the policy",
+    "update/skipped": "{} updates of the policy were skipped, in {}",
+    "draft/skipped": "{} updates of the draft were skipped, in {}",
+}
+GAPS = {"rollout/logprob_gap_mean": "on average", "rollout/sequence_logprob_gap_max": "over a sequence"}
 
 
 def warnings(run: Run) -> list[str]:
     """Return the warnings, one line each: damaged files first, then the others by step."""
-    found = [*_draft_alarms(run), *run.events_of("warning"), *_unscored(run), *_logprob_gap(run), *_not_finite(run)]
-    lines = [text if f"step {step}" in text else f"step {step}: {text.strip()}" for step, text in sorted(found)]
+    found = sorted([*run.events_of("warning"), *_draft_alarms(run), *_bad_steps(run)])
+    lines = [text if f"step {step}" in text else f"step {step}: {text.strip()}" for step, text in found]
     lines = [*run.damaged, *lines]
     return [*lines[:MOST], f"and {len(lines) - MOST} more"] if len(lines) > MOST else lines
 
 
-def _draft_alarms(run: Run) -> list[tuple[int, str]]:
-    """Return a warning for each period in which the draft alarm was raised, with its first and last step."""
+def _draft_alarms(run: Run) -> Iterator[tuple[int, str]]:
+    """Yield a warning for each period in which the draft alarm was raised, with its first and last step."""
     steps, raised = run.measured("draft/alarm")
-    starts = np.flatnonzero((raised > 0) & ~np.concatenate([[False], raised[:-1] > 0]))
-    lines = []
-    for start in starts:
-        cleared = np.flatnonzero(raised[start:] == 0)
-        last = steps[-1] if len(cleared) == 0 else steps[start + cleared[0] - 1]
-        acceptance = (_value_at(run, f"draft/{name}_acceptance", steps[start]) for name in ("measured", "promised"))
-        lines.append(
-            (int(steps[start]), f"{acceptance_alarm(int(steps[start]), *acceptance)}. It lasted to step {last}")
-        )
-    return lines
+    changes = np.flatnonzero(np.diff(raised > 0, prepend=False, append=False))
+    for start, end in zip(changes[::2], changes[1::2], strict=True):
+        step = int(steps[start])
+        rates = (_value_at(run, f"draft/{name}_acceptance", step) for name in ("measured", "promised"))
+        yield step, f"{acceptance_alarm(step, *rates)}. It lasted to step {steps[end - 1]}"
 
 
-def _unscored(run: Run) -> list[tuple[int, str]]:
-    steps, failed = run.measured("reward/failed")
-    affected = steps[failed > 0]
-    if not len(affected):
-        return []
-    text = f"{failed.sum():.0f} completions could not be scored, in {_steps(affected)}; they do not train the policy"
-    return [(int(affected[0]), text)]
+def _bad_steps(run: Run) -> Iterator[tuple[int, str]]:
+    """Yield (first step, text) for counted failures, gaps of log-probs, and losses and gradients that are not finite.
 
-
-def _logprob_gap(run: Run) -> list[tuple[int, str]]:
-    steps, raised = run.measured("rollout/logprob_alarm")
-    affected = steps[raised > 0]
-    if not len(affected):
-        return []
-    gaps = {"rollout/logprob_gap_mean": "on average", "rollout/sequence_logprob_gap_max": "over a sequence"}
-    worst = {name: max(_value_at(run, name, step) or np.inf for step in affected) for name in gaps}
-    text = " and ".join(f"by up to {worst[name]:.3f} {gaps[name]}" for name in gaps if name in run.metrics)
-    return [(int(affected[0]), f"log-probs of rollout and training differed {text}, in {_steps(affected)}")]
-
-
-def _not_finite(run: Run) -> list[tuple[int, str]]:
-    """Return warnings about losses and gradients that were not finite, and about skipped updates.
-
-    metrics.jsonl stores a value that is not finite as null. These metrics are measured in every step that trains a
+    metrics.jsonl stores a value that is not finite as null. Loss and gradient are measured in every step that trains a
     sequence, so null has no other cause there.
     """
-    lines = []
+    for metric, text in COUNTS.items():
+        steps, counts = run.measured(metric)
+        if (counts > 0).any():
+            yield int(steps[counts > 0][0]), text.format(f"{counts.sum():.0f}", _steps(steps[counts > 0]))
+    steps, raised = run.measured("rollout/logprob_alarm")
+    if (raised > 0).any():
+        affected = steps[raised > 0]
+        worst = {name: max(_value_at(run, name, step) or np.inf for step in map(int, affected)) for name in GAPS}
+        text = " and ".join(f"by up to {worst[name]:.3f} {GAPS[name]}" for name in GAPS if name in run.metrics)
+        yield int(affected[0]), f"log-probs of rollout and training differed {text}, in {_steps(affected)}"
     trains = run.metrics.get("groups/sequences_trained", np.ones(len(run.steps))) != 0
     for name in ("loss/policy", "grad_norm/policy"):
-        affected = run.steps[~np.isfinite(run.metrics[name]) & trains] if name in run.metrics else run.steps[:0]
+        affected = run.steps[trains & ~np.isfinite(run.metrics.get(name, np.zeros(len(run.steps))))]
         if len(affected):
-            lines.append((int(affected[0]), f"{name} was not finite in {_steps(affected)}"))
-    for name, network in (("update/skipped", "policy"), ("draft/skipped", "draft")):
-        steps, skipped = run.measured(name)
-        affected = steps[skipped > 0]
-        if len(affected):
-            text = f"{skipped.sum():.0f} updates of the {network} were skipped, in {_steps(affected)}"
-            lines.append((int(affected[0]), text))
-    return lines
+            yield int(affected[0]), f"{name} was not finite in {_steps(affected)}"
 
 
 def _value_at(run: Run, metric: str, step: int) -> float | None:

@@ -1,47 +1,32 @@
+import json
 import re
-from html.parser import HTMLParser
+import shutil
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import launch.report.__main__
 from launch.report import write_report
-from launch.report.charts import line_chart
-from launch.report.scales import tick_labels, ticks
-from launch.report.series import MOST, Series, stretches, thin
+from launch.report.charts import CHARTS
+from launch.report.series import MOST, series, strokes, thin
 from launch.report.warnings import warnings
+from launch.run.metric_log import STANDARD_METRICS
 from launch.run.records import read_run
 from tests.launch.programs import Refusal
 from tests.launch.run_directories import write_lines, write_run
 
-VOID = {"meta", "br", "link", "img"}
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
-class Checked(HTMLParser):
-    """HTML parser that verifies that elements are closed in order, and that nothing is loaded from other places."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.titles: list[str] = []
-        self.feed(text)
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert not {"src", "href"} & {name for name, _ in attrs}
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert all("nan" not in (value or "").lower() for _, value in attrs), (tag, attrs)
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in ("figcaption", "h2"):
-            self.titles.append(data)
+def data_of(report: Path) -> dict[str, Any]:
+    """Return what the page's script draws. A page without it, or that loads anything, fails."""
+    page = report.read_text()
+    assert not re.search(r"\b(src|href|import)\b|url\(|https?://(?!www.w3.org/2000/svg)", page)
+    (data,) = re.findall(r'<script type="application/json" id="data">([^<]*)</script>', page)
+    return json.loads(data)
 
 
 def run_of(directory: Path, steps: int = 40) -> Path:
@@ -66,7 +51,7 @@ def run_of(directory: Path, steps: int = 40) -> Path:
         rollout__logprob_gap_mean=[step / 100 for step in each],
         rollout__sequence_logprob_gap_max=[step / 25 for step in each],
         update__skipped=[2 if step == 30 else 0 for step in each],
-        **{f"rollout__acceptance_rate_pos_{i}": [1 / (i + 1)] * steps for i in range(1, 8)},
+        **{f"rollout__acceptance_rate_pos_{i}": [1 / (i + 1)] * steps for i in range(1, 11)},
         **{name: [value] * steps for name, value in constant.items()},
         **{f"time__{stage}": probed for stage in stages},
         perf__speedup_vs_autoregressive=probed,
@@ -89,37 +74,98 @@ def run_of(directory: Path, steps: int = 40) -> Path:
 
 def test_a_report_shows_all_of_a_run_in_one_file(tmp_path: Path):
     path = write_report(run_of(tmp_path / "my run"))
-    text = path.read_text()
-    assert path == tmp_path / "my run" / "report.html" and "http" not in text.replace("http://www.w3.org/2000/svg", "")
-    titles = Checked(text).titles
-    shown = {
-        "Reward",
-        "Accuracy",
-        "Acceptance by position",
-        "Measured and promised acceptance",
-        "Stages of a step",
-        "Tokens per second",
-    }
+    assert path == tmp_path / "my run" / "report.html"
+    data = data_of(path)
+    charts = {chart["title"]: chart for charts in data["sections"].values() for chart in charts}
+    shown = {"Reward", "Accuracy", "Acceptance by position", "Measured and promised acceptance", "Tokens per second"}
     # A metric that no list names.
-    shown |= {"Other metrics", "my_loss/<x>"}
-    assert shown < set(titles) and "Entropy" not in titles and "Gradient norms" in titles
-    for said in ("<h1>my run</h1>", "seed 3", "2 x cpu", "jax 0.10", "resumed after step 20", "1.25x"):
-        assert said in text
+    assert shown | {"my_loss/<x>"} < set(charts) and "Entropy" not in charts and "Gradient norms" in charts
+    assert data["sections"]["Other metrics"] == [
+        {"title": "my_loss/<x>", "lines": [["my_loss/<x>", "<x>"]], "zero": False}
+    ]
+    assert [label for _, label in charts["Acceptance by position"]["lines"]] == [f"position {i}" for i in range(1, 11)]
+    assert {metric for chart in charts.values() for metric, _ in chart["lines"]} <= set(data["metrics"])
+    (stages,) = data["stages"]
+    assert [part["value"] for part in stages["series"]] == ["0.100 s, 3.8%", *["0.500 s, 19.2%"] * 5]
+    assert [part["label"] for part in data["lengths"][0]["series"]] == ["step 1", "step 40"]
+    said = "\n".join([*data["about"], *(f"{value} {label}" for value, label in data["figures"])])
+    for words in ("seed 3", "2 x cpu", "jax 0.10", "resumed after step 20", "1.25x generation", "40 of 40 steps"):
+        assert words in said
+    assert ["seed", "3"] in data["config"]
+    (newest, about, (scored, failed)), (oldest, *_) = data["samples"]
+    assert (newest, oldest, about) == ("step 40", "step 1", "0% of these tokens written by the draft")
+    assert scored["head"][:3] == [["3", 1], [" <b>", 2], ["\n", 3]] and scored["prompt"] == "1 < 2?"
+    assert (len(failed["head"]), failed["hidden"], len(failed["tail"])) == (400, 200, 100)
+    assert failed["facts"] == ["700 tokens", "expected 2", "not scored", "cut off at the length budget"]
+
+
+def test_charts_name_metrics_that_runs_have():
+    named = [
+        name for charts in json.loads(CHARTS.read_text()).values() for chart in charts for name in chart["metrics"]
+    ]
+    others = ("tokens_per_s", "asynchronous/lag", "asynchronous/waiting")
+    others += ("time/training_mesh_idle", "time/rollout_mesh_idle", "time/rollout_wait")
+    assert {name for name in named if "(" not in name} <= {*STANDARD_METRICS, *others}
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_the_script_draws_the_page(tmp_path: Path):
+    page = drawn(write_report(run_of(tmp_path / "my run")).read_text(), tmp_path)
+    titles = re.findall(r"<figcaption>(.*?)<", page)
+    assert {"Accuracy", "Stages of a step", "my_loss/&lt;x&gt;", "Completion length distribution"} < set(titles)
+    assert re.findall("<h2>(.*?)<", page)[-3:] == ["Other metrics", "Completions", "Configuration"]
+    assert "<h1>my run</h1>" in page and "<li>step 10: drafting loses</li>" in page
     # The seventh line has the color of the first.
-    assert '<i class="b6"></i>position 6' in text and '<i class="b1 dashed"></i>position 7' in text
+    assert '<i style="color:var(--p6)" class=""></i>position 6' in page
+    assert '<i style="color:var(--p1)" class="dashed"></i>position 7' in page
     # Each token has its writer's shade, and texts are escaped.
-    assert '<span class="w1">3</span><span class="w2"> &lt;b&gt;</span><span class="w3">\u21b5\n</span>' in text
-    assert '<span class="end w2">stop</span>' in text and "1 &lt; 2?" in text
-    assert "200 tokens …" in text and "not scored" in text and "cut off at the length budget" in text
-    assert "<div><span>seed</span><b>3</b></div>" in text
+    assert '<span class="w1">3</span><span class="w2"> &lt;b&gt;</span><span class="w3">\u21b5\n</span>' in page
+    assert '<span class="end w2">stop</span>' in page and "1 &lt; 2?" in page and "200 tokens …" in page
+    assert '<div class=""><span>seed</span><b>3</b></div>' in page
+    drawings = re.findall(r'(?:d|x|y|cx|cy|width|height|viewBox)="([^"]*)"', page)
+    assert drawings and not [each for each in drawings if re.search("NaN|undefined|Infinity", each)]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_ticks_are_round_and_differ(tmp_path: Path):
+    """Levels that differ by the rounding of float32, or little more, have ticks too."""
+    ranges = [(0, 1), (0, 47_000), (-0.01, 0.03), (0, 4e-5)]
+    for magnitude in 10.0 ** np.arange(-12, 13):
+        for low in (magnitude * np.random.default_rng(0).uniform(1, 10, 5)).astype(np.float32):
+            ends = [(float(low), float(low * np.float32(1 + steps * 2**-23))) for steps in (0, 1, 2, 30, 1000)]
+            ranges += [*ends, *((-high, -low) for low, high in ends)]
+    page = write_report(write_run(tmp_path / "run", 0)).read_text()
+    call = f"document.body.textContent = JSON.stringify({json.dumps(ranges)}.map(([low, high]) => {{"
+    call += "const found = ticks(low, high, 5); return [found, found.map(value => number(value, false, 7))];}));"
+    body = drawn(page.replace("</html>", f"<script>{call}</script>"), tmp_path).partition("<body>")[2]
+    found = json.loads(body.partition("</body>")[0])
+    assert [labels for _, labels in found[:4]] == [
+        ["0", "0.2", "0.4", "0.6", "0.8", "1"],
+        ["0", "10K", "20K", "30K", "40K", "50K"],
+        ["-0.01", "0", "0.01", "0.02", "0.03"],
+        ["0", "0.00001", "0.00002", "0.00003", "0.00004"],
+    ]
+    for (low, high), (values, labels) in zip(ranges, found, strict=True):
+        slack = 1e-8 * (values[-1] - values[0])
+        assert values[0] <= low + slack and high <= values[-1] + slack, (low, high, labels)
+        assert len(set(labels)) == len(labels) > 1, (low, high, labels)
+
+
+def drawn(page: str, directory: Path) -> str:
+    """Return a page as HTML after a browser ran its script."""
+    (directory / "page.html").write_text(page)
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={directory / 'profile'}"]
+    command += ["--dump-dom", str(directory / "page.html")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
 def test_a_report_of_an_asynchronous_run_shows_lag_exposed_generation_and_idle_meshes(tmp_path: Path):
     waited = {f"time__{name}": [0.5, 0.5, 0.5] for name in ("rollout_wait", "rollout_mesh_idle")}
     exposed = {"time__step": [9.0, 2.0, 2.0], "time__training_mesh_idle": [None, 0.5, 0.1]}
-    text = write_report(write_run(tmp_path, 3, asynchronous__lag=[0, 1, 1], **waited, **exposed)).read_text()
-    assert {"Lag", "Idle meshes"} < set(Checked(text).titles) and "Other metrics" not in text
-    assert "<b>15.0%</b><span>of the time of steps is exposed generation</span>" in text
+    data = data_of(write_report(write_run(tmp_path, 3, asynchronous__lag=[0, 1, 1], **waited, **exposed)))
+    assert [chart["title"] for chart in data["sections"]["Time"]] == ["Step time", "Idle meshes", "Lag"]
+    assert not data["sections"]["Other metrics"]
+    assert ["15.0%", "of the time of steps is exposed generation"] in data["figures"]
 
 
 def test_warnings_are_read_back_with_their_steps(tmp_path: Path):
@@ -145,56 +191,31 @@ def test_warnings_are_read_back_with_their_steps(tmp_path: Path):
 
 def test_a_run_that_has_not_begun_or_was_killed_has_a_report_too(tmp_path: Path):
     run = write_run(tmp_path / "run", 0)
-    Checked(write_report(run).read_text())
+    assert data_of(write_report(run))["metrics"] == {}
     run_of(run)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 41, "rew')
     assert read_run(run).steps.tolist() == list(range(1, 41))
 
 
-def test_a_long_run_is_thinned(tmp_path: Path):
+def test_a_long_run_is_thinned():
     steps = np.arange(100_000)
     values = np.sin(steps / 1e4)
     values[54_321] = 50.0
-    chart = line_chart("much", [Series("sine", steps, values, 1)])
-    assert len(chart) < 40_000
     kept = thin(values)
     assert len(kept) <= 2 * MOST + 2 and {0, 54_321, 99_999} <= set(kept.tolist())
+    shown = series(steps, values)
+    assert len(json.dumps(shown)) < 40_000
     # One outlier does not flatten the curve.
-    assert ">1.0<" in chart and ">50<" not in chart
+    assert shown["high"] == pytest.approx(1.0, abs=0.01) and max(y for _, y in shown["line"][0]) < 1.01
 
 
 def test_missing_measurements_are_gaps():
     steps = np.array([1, 2, 3, 10, 11, 12])
-    assert [steps[part].tolist() for part in stretches(steps)] == [[1, 2, 3], [10, 11, 12]]
-    assert len(stretches(np.arange(0, 100, 20))) == 1
-    assert line_chart("none", [Series("none", steps[:0], steps[:0], 1)]) == ""
-    Checked(line_chart("one", [Series("one", steps[:1], np.array([0.0]), 1)], percent=True))
-
-
-@pytest.mark.parametrize(
-    "low, high, labels",
-    [
-        (0, 1, ["0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
-        (0, 47_000, ["0", "10k", "20k", "30k", "40k", "50k"]),
-        (-0.01, 0.03, ["\u22120.01", "0", "0.01", "0.02", "0.03"]),
-        (0, 4e-5, ["0", "1e-5", "2e-5", "3e-5", "4e-5"]),
-    ],
-)
-def test_ticks_are_round(low: float, high: float, labels: list[str]):
-    assert tick_labels(ticks(low, high)) == labels
-
-
-@pytest.mark.parametrize("magnitude", [10.0**power for power in range(-12, 13)])
-def test_levels_that_differ_by_rounding_or_little_more_have_ticks(magnitude: float):
-    for digits in np.random.default_rng(0).uniform(1, 10, 20):
-        low = np.float32(magnitude * digits)
-        for steps in (1, 2, 30, 1000):
-            high = low * np.float32(1 + steps * 2**-23)
-            for ends in ((float(low), float(high)), (-float(high), -float(low))):
-                found = ticks(*ends)
-                assert found[0] <= ends[0] and ends[1] <= found[-1]
-                assert len(set(tick_labels(found))) == len(found) > 1, ends
+    assert [[x for x, _ in part] for part in strokes(steps, steps / 3)] == [[1, 2, 3], [10, 11, 12]]
+    assert len(strokes(np.arange(0, 100, 20), np.zeros(5))) == 1
+    one = series(steps[:1], np.array([0.0]))
+    assert one == {"line": [[[1, 0.0]]], "faint": [], "low": 0.0, "high": 0.0}
 
 
 def test_the_program_writes_a_report_and_refuses_other_directories(
