@@ -49,8 +49,8 @@ ROOMS = {
         ("report",),
     ),
     "benchmarks": (
-        ("bench", "draft_runs", "forced", "networks", "simulation", "smollm2"),
-        ("admission_loops", "algorithms", "cost_model", "draft_plots"),
+        ("bench", "draft_runs", "networks", "simulation", "smollm2"),
+        ("algorithms", "cost_model", "draft_plots"),
         ("gpu", "simulator_validation"),
     ),
 }

@@ -178,8 +178,9 @@ def test_rounds_are_timed_and_put_in_tables_and_plots(
 @pytest.mark.slow
 def test_layouts_are_put_in_a_table(networks: Networks):
     section = layout.layout(networks, replace(SMALL, gradients=False, repeats=1))
-    assert [row["what"] for row in section.rows] == ["phases", "windows", "queue", "prefill shared by a group"]
-    assert section.notes[-1].startswith("the ladder is left out")
+    names = ["phases", "windows", "queue", "fewer slots after a queue", "prefill shared by a group"]
+    assert [row["what"] for row in section.rows] == names
+    assert section.notes[-1].startswith("ladder not measured")
     for row in section.rows:
         off, on = row["off s"], row["on s"]
         assert isinstance(off, float) and isinstance(on, float)
@@ -187,7 +188,9 @@ def test_layouts_are_put_in_a_table(networks: Networks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [layout.phases, layout.windows, layout.queue, layout.shared_prefill])
+@pytest.mark.parametrize(
+    "make", [layout.phases, layout.windows, layout.queue, layout.phases_after_queue, layout.shared_prefill]
+)
 def test_compared_rollouts_do_the_same_work(networks: Networks, make: Callable[[Networks, Preset], Runs]):
     """Completions have the same lengths in both; only rounds, slots or prompts differ."""
 

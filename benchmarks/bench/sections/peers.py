@@ -15,9 +15,8 @@ from benchmarks.bench.peers import Absent, Present, load_peers
 from benchmarks.bench.peers.protocol import Sampler, failure
 from benchmarks.bench.presets import Preset
 from benchmarks.bench.report import NO_ROOM, Row, Section, ratio, where_it_fits
-from benchmarks.bench.sections.layout import GROUP
+from benchmarks.bench.sections.layout import GROUP, halving
 from benchmarks.bench.timers import rollout_timer
-from launch.comparison.best_plans import ANY_LENGTH
 from launch.costs.rollout_timer import RolloutTimer
 from launch.timing import interleaved, time_call
 from specjax.parallel import processes
@@ -72,7 +71,7 @@ def rollouts(networks: Networks, preset: Preset) -> Section:
     tail, sequences = preset.tail, GROUP * preset.batch
     prompts = random_prompts(networks, sequences, preset.prompt)
     # First a window that most rows never outgrow, then half the slots each time half of the rows have ended.
-    halves = tuple((sequences >> i, ANY_LENGTH) for i in range(sequences.bit_length()))
+    halves = halving(sequences)
     phases = ((sequences, preset.prompt + 3 * tail.median // 2), *halves)
     config = RolloutConfig(group_size=1, max_new_tokens=tail.longest, phases=phases)
 
