@@ -22,7 +22,6 @@ from flax.linen import unbox
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
-from rich.console import Console
 
 from benchmarks.bench.models import Functions, functions
 from benchmarks.bench.presets import PRESETS, Preset
@@ -161,8 +160,7 @@ def main() -> None:
     if layers := options.layers:
         fewer = replace(preset.decoder, num_layers=layers, feature_layers=eagle3_feature_layers(layers))
         preset = replace(preset, decoder=fewer)
-    console = Console(width=150, highlight=False, soft_wrap=True, markup=False)
-    results = Results("benchmarks.gpu.program", options.preset, options.json, console)
+    results = Results("benchmarks.gpu.program", options.preset, options.json)
     mesh = Mesh(np.reshape(devices, (1,) * len(AXES)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
     # Tracing uses the devices of the mesh that is set.
     with jax.set_mesh(mesh):
