@@ -5,6 +5,7 @@ Run from the repository's root: python -m benchmarks.design_case
 
 from dataclasses import replace
 
+from benchmarks.simulation.acceptance import bisect
 from benchmarks.simulation.answer import answer, both, run
 from benchmarks.simulation.machine import Evidence
 from benchmarks.simulation.point import Point
@@ -37,12 +38,11 @@ BLOCK = 3.75
 
 def with_plain_seconds(point: Point, seconds: float) -> Point:
     """Return the point with the mean length at which generation without drafts takes so long."""
-    low, high = 10.0, 0.98 * point.limit_tokens
-    for _ in range(40):
-        middle = (low + high) / 2
-        generation_s = run(both(replace(point, mean_tokens=middle), NONE)[0], NONE).generation
-        low, high = (middle, high) if generation_s < seconds else (low, middle)
-    return replace(point, mean_tokens=low)
+
+    def excess(mean: float) -> float:
+        return run(both(replace(point, mean_tokens=mean), NONE)[0], NONE).generation - seconds
+
+    return replace(point, mean_tokens=bisect(excess, 10.0, 0.98 * point.limit_tokens))
 
 
 def variants(name: str, point: Point) -> dict[str, Point]:

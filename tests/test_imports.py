@@ -49,7 +49,8 @@ ROOMS = {
         ("report",),
     ),
     "benchmarks": (
-        ("bench", "draft_runs", "networks", "simulation", "smollm2"),
+        ("draft_runs", "networks", "plotting", "smollm2"),
+        ("bench", "simulation"),
         ("algorithms", "cost_model", "draft_plots"),
         ("gpu", "simulator_validation"),
     ),
