@@ -46,7 +46,7 @@ BUDGET = 64
 HOST, CALLBACK = ("infeed", "outfeed", "send", "recv"), "callback"
 
 
-def held(lines: list[Instruction], compiled: jax.stages.Compiled) -> Row:
+def program_costs(lines: list[Instruction], compiled: jax.stages.Compiled) -> Row:
     """Return what lines of a program hold that may cost time on a GPU, and the program's temporary memory."""
     memory = compiled.memory_analysis()
     assert memory is not None
@@ -87,7 +87,7 @@ def round_of(
     lines, inside = (find(cache, 2 * decoder.num_layers) for find in (program.launched, program.loop))
     copies = [line for line in program.copies(inside, prod(cache)) if _is_cache(line, cache)]
     kept = sum(sum(line.sizes) for line in lines if not _is_cache(line, cache))
-    row: Row = {"k": k, "kernels": len(lines), "copies of a cache": len(copies), **held(inside, compiled)}
+    row: Row = {"k": k, "kernels": len(lines), "copies of a cache": len(copies), **program_costs(inside, compiled)}
     of_vocabulary = [line for line in lines if any(decoder.vocab_size in dims for dims in line.arrays)]
     notes = [f"k = {k}, of the vocabulary's size: {line.shape.split('{')[0]} {line.scope}" for line in of_vocabulary]
     return {**row, "written MB": kept / 1e6, "compile s": seconds}, notes
@@ -127,7 +127,7 @@ def step(recipe: str) -> Section:
     compiled = TrainStep(stages).lower(abstract_state(experiment), next(experiment.train_batches())).compile()
     seconds, program = time.perf_counter() - started, Program(str(compiled.as_text()))
     lines = [line for lines in program.computations.values() for line in lines]
-    return Section(f"a training step of {recipe}", [{**held(lines, compiled), "compile s": seconds}])
+    return Section(f"a training step of {recipe}", [{**program_costs(lines, compiled), "compile s": seconds}])
 
 
 def _is_cache(line: Instruction, cache: tuple[int, ...]) -> bool:

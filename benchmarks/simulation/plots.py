@@ -8,10 +8,10 @@ import numpy as np
 
 from benchmarks.plotting import figure, label
 from benchmarks.simulation.acceptance import acceptance_length, first_rate
-from benchmarks.simulation.answer import both, run
+from benchmarks.simulation.answer import resolve_pair, run
 from benchmarks.simulation.machine import Evidence, round_costs, sheet_model
 from benchmarks.simulation.point import MEASURED, Point
-from benchmarks.simulation.uncertainty import Interval, interval, sampled, unknown
+from benchmarks.simulation.uncertainty import Interval, input_ranges, interval, sample_answers
 
 DRAFT_LENGTHS = (1, 2, 3, 4, 5, 6, 7)
 LAGS = (0, 1, 2)
@@ -40,13 +40,13 @@ def save_plots(directory: str, point: Point, evidence: Evidence) -> None:
 def _heat_map(axes: Any, point: Point, evidence: Evidence) -> None:
     """Draw the step's speed-up by draft length and acceptance of position 1."""
     rates = np.linspace(0.4, 0.95, 12)
-    plain = run(both(replace(point, draft_length=0, draft_lengths=()), evidence)[0], evidence).step
+    plain = run(resolve_pair(replace(point, draft_length=0, draft_lengths=()), evidence)[0], evidence).step
     table = np.zeros((len(rates), len(DRAFT_LENGTHS)))
     for column, k in enumerate(DRAFT_LENGTHS):
         for row, rate in enumerate(rates):
             length = float(acceptance_length(rate, k))
             tried = replace(point, draft_length=k, draft_lengths=(), acceptance_length=length, measured_at=k)
-            table[row, column] = plain / run(both(tried, evidence)[1], evidence).step
+            table[row, column] = plain / run(resolve_pair(tried, evidence)[1], evidence).step
     most = max(abs(np.log(table)).max(), 0.05)
     shown = axes.pcolormesh(DRAFT_LENGTHS, rates, np.log(table), cmap="RdBu", vmin=-most, vmax=most, shading="nearest")
     for column, k in enumerate(DRAFT_LENGTHS):
@@ -66,10 +66,10 @@ def _by_gpus(axes: Any, point: Point, evidence: Evidence) -> None:
         for count in counts:
             try:
                 tried = point.changed({"gpus": count, "lag": lag, "generation_gpus": 0})
-                pair = both(tried, evidence)
+                pair = resolve_pair(tried, evidence)
             except ValueError:  # it does not fit
                 continue
-            drawn = sampled(pair, evidence, unknown(tried, evidence, {}), SAMPLES)
+            drawn = sample_answers(pair, evidence, input_ranges(tried, evidence, {}), SAMPLES)
             found.append((count, interval([each.step_speedup for _, each in drawn])))
         values = np.array([each for _, each in found]).reshape(-1, 3)
         (line,) = axes.plot([count for count, _ in found], values[:, 0], marker="o", label=f"lag {lag}")
@@ -99,7 +99,7 @@ def _round_parts(axes: Any, point: Point, evidence: Evidence) -> None:
 def _live_batch(axes: Any, point: Point, evidence: Evidence) -> None:
     """Draw the live rows of a replica over time, and the draft length that is best at each moment."""
     automatic = replace(point, draft_lengths=(0, *DRAFT_LENGTHS), draft_length=0)
-    timeline = run(both(automatic, evidence)[1], evidence).timeline
+    timeline = run(resolve_pair(automatic, evidence)[1], evidence).timeline
     seconds = [moment.seconds for moment in timeline]
     axes.step(seconds, [moment.live for moment in timeline], where="post", label="live rows")
     other = axes.twinx()
