@@ -4,11 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.bench.models import check_grid, random_networks
-from benchmarks.bench.options import SECTIONS, TRAINED, BenchArgs
+from benchmarks.bench.options import SECTIONS, BenchArgs
 from benchmarks.bench.plots import save_plots
 from benchmarks.bench.presets import find_preset
 from benchmarks.bench.report import Results
-from benchmarks.bench.sections.trained import trained
 from launch.cli.errors import refusing
 from launch.cli.options import parse, run_program
 from launch.cli.paths import make_directory
@@ -27,14 +26,11 @@ def main(argv: list[str]) -> int:
     preset = replace(preset, **{name: value for name, value in overrides.items() if value})
     with refusing():
         check_grid(preset)
-    chosen = {name: SECTIONS[name] for name in options.sections or SECTIONS if name != TRAINED}
-    if options.checkpoint is not None and options.recipe is not None:
-        chosen[TRAINED] = trained(Path(options.checkpoint), options.checkpoint_step, options.recipe, preset.batch)
     results = Results("benchmarks.bench", name, Path(options.json) if options.json else None)
     networks = random_networks(preset)
-    for section, measure in chosen.items():
+    for section in dict.fromkeys(options.sections or SECTIONS):
         with results.console.status(section):
-            measured = measure(networks, preset)
+            measured = SECTIONS[section](networks, preset)
         results.add(section, measured)
         if options.plots is not None:
             save_plots(Path(options.plots), {section: measured})
