@@ -10,17 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.bench.rollout_timer import RolloutTime, RolloutTimer
 from launch.build.experiment import Experiment
 from launch.cli.unfinished import Unfinished
-from launch.comparison.best_plans import PhasedRollout
-from launch.costs.rollout_timer import RolloutTime
 from launch.data.responses import Answers, answers_of
 from launch.distillation.acceptance import measure_acceptance
 from launch.distillation.trainer import distill
 from launch.rewards.reward_fn import make_reward
 from launch.timing import interleaved, interval
 from specjax import NoDrafter, Params, Prompts, init_train_state, make_generate, make_train_step, seed_step
-from specjax.rollout.generate import make_prepare
+from specjax.rollout.generate import make_prepare, per_shard
 from specjax.train.adaptation import DraftTrainingConfig
 
 # Draft training during RL: (schedule, fraction of the recipe's learning rate).
@@ -118,18 +117,21 @@ def by_draft_length(
     experiment: Experiment, drafts: Mapping[str, Params], lengths: Sequence[int], repeats: int
 ) -> list[Drafted]:
     """Time every draft at every length, paired with decoding without a draft on the same prompts, slots and noise."""
-    rows = np.arange(experiment.config.speedup.prompts * experiment.config.rollout.group_size)
+    rows = np.arange(experiment.sequences)
     prompts = experiment.held_out_prompts.batch(rows % len(experiment.held_out_prompts.rows))
     networks, turns = experiment.networks, count()
 
     def cell(prepared: Callable[[], Params], length: int) -> Callable[[], tuple[RolloutTime, RolloutTime]]:
         # A program per length, because in each round a drafter processes as many positions as the longest length needs.
         config = replace(experiment.config.rollout, group_size=1, draft_lengths=(0, length))
-        rollout = PhasedRollout(experiment, experiment.networks.drafter, prepared, config, [prompts])
+        generate = per_shard(experiment.rollout_fn, networks.policy, networks.drafter, config, experiment.mesh)
+        # Indices of the draft length in each phase: 0, and `length`.
+        plain = np.zeros(len(experiment.phases), np.int32)
+        timer = RolloutTimer(generate, networks.policy, prepared, [prompts], experiment.mesh, plain)
 
         def measure() -> tuple[RolloutTime, RolloutTime]:
             turn = next(turns)
-            return rollout.measure((0,), turn), rollout.measure((length,), turn)
+            return timer.measure(turn, plain), timer.measure(turn, plain + 1)
 
         return measure
 

@@ -57,5 +57,5 @@ config = RunConfig(
     distill=DistillConfig(answers=512, chunks=1, batch_size=16),
     eval=EvalConfig(every=500, prompts=256),
     checkpoint=CheckpointConfig(every=500),
-    speedup=SpeedupConfig(slots=(4,), draft_lengths=(3,), prompts=2, repeats=100),
+    speedup=SpeedupConfig(steps=100),
 )

@@ -59,5 +59,5 @@ config = RunConfig(
     distill=DistillConfig(steps=400, answers=4096, batch_size=128),
     eval=EvalConfig(every=50, prompts=256),
     checkpoint=CheckpointConfig(every=50),
-    speedup=SpeedupConfig(slots=(16, 64), draft_lengths=(1, 3, 5), prompts=32, repeats=15),
+    speedup=SpeedupConfig(steps=15),
 )

@@ -64,5 +64,5 @@ config = RunConfig(
     distill=DistillConfig(steps=320, answers=640, chunks=1, batch_size=12),
     eval=EvalConfig(every=320, prompts=192),
     checkpoint=CheckpointConfig(every=160),
-    speedup=SpeedupConfig(slots=(6,), draft_lengths=(3, 4), prompts=2, repeats=16),
+    speedup=SpeedupConfig(steps=16),
 )

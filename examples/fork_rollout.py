@@ -5,7 +5,7 @@ step, prompt, sample, position), so it does not matter which sequences are decod
 more time, because smaller batches are slower. Each data shard needs an even number of prompts, and rollout.phases must
 be empty.
 
-    python -m launch.train tiny --rollout.function examples.fork_rollout:rollout --speedup.slots
+    python -m launch.train tiny --rollout.function examples.fork_rollout:rollout --speedup.steps 0
 """
 
 from dataclasses import replace

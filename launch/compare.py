@@ -66,7 +66,7 @@ def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -
             results.update({"verifier": config.rollout.verifier, "arms": {x: asdict(y) for x, y in reports.items()}})
             write_results(args.json, results)
 
-        reports = time_variants(variants, args.lengths, config, unfinished, console, keep)
+        reports = time_variants(variants, config, config.steps, unfinished, console, keep)
         if drafting is not None:
             console.print(f"automatic:\n{explain_choice(experiment.phases, args.lengths, drafting)}")
         results |= compare_overlap(asynchronous, variants, reports, console, unfinished)

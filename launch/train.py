@@ -10,20 +10,24 @@ from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run, run_program, use_compile_cache
 from launch.cli.signals import StopSignals
 from launch.cli.unfinished import UNFINISHED, Unfinished
-from launch.costs.cost_table import COST_TABLE, CostTable
+from launch.costs.cost_table import COST_TABLE, CostTable, given_cells
 from launch.plan.__main__ import main as plan
 from launch.report import try_report
 from launch.rewards.reward_fn import make_pool, make_reward
+from launch.run.checks import check_run
 from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_config
 from launch.run.logs import open_logs
-from launch.run.loop import TrainingLoop, steps_of
+from launch.run.loop import TrainingLoop
 from launch.run.pinned import with_commits
 from launch.run.results import record_results
 from launch.run.skipped_updates import describe_healthy
-from launch.run.start import check_run, held_out_evaluator, resume_from, start_new, warn_of_start
+from launch.run.start import held_out_evaluator, resume_from, start_new, warn_of_start
 from specjax.checkpoint import Checkpointer
 from specjax.rewards import RewardFn
+from specjax.train.asynchronous import AsynchronousStep
 from specjax.train.stages import Stages
+from specjax.train.timed_step import ProbeStep
+from specjax.train.train_step import TrainStep
 
 
 def main(argv: list[str]) -> int:
@@ -40,37 +44,62 @@ def main(argv: list[str]) -> int:
         config = with_commits(config, directory if config.resume else None)
         experiment = build_experiment(config, unfinished=work, asynchronous=True)
         with make_pool(experiment.config.reward) or nullcontext() as pool:
-            rewards = [make_reward(pool, each, experiment.tokenizer, work) for each in experiment.problems]
-            return train(experiment, directory, signals, work, *rewards)
+            train_reward, held_out_reward = (
+                make_reward(pool, problems, experiment.tokenizer, work) for problems in experiment.problems
+            )
+            return train(experiment, train_reward, held_out_reward, directory, signals, work)
 
 
-def train(experiment: Experiment, directory: Path, signals: StopSignals, work: Unfinished, *rewards: RewardFn) -> int:
-    """Start or resume the run, take its steps, write the report, and return the exit code. rewards: train, held-out."""
+def train(
+    experiment: Experiment,
+    reward_fn: RewardFn,
+    held_out_reward_fn: RewardFn,
+    directory: Path,
+    signals: StopSignals,
+    unfinished: Unfinished,
+) -> int:
+    """Start or resume the run, take its steps, write the report, and return the exit code.
+
+    Raises RunStopped if too many steps in a row skipped an update.
+    """
     config, networks, continuing = experiment.config, experiment.networks, can_resume(experiment.config, directory)
-    pipeline, cells = experiment.train_batches(), check_run(experiment, continuing)
-    evaluate = held_out_evaluator(experiment, rewards[1])
-    functions = networks.policy, networks.drafter, rewards[0], config, experiment.mesh
-    stages = Stages(*functions, experiment.rollout_fn, experiment.loss_fn)
+    check_run(experiment, continuing)
+    evaluate = held_out_evaluator(experiment, held_out_reward_fn)
+    pipeline, costs = experiment.train_batches(), None
+    if config.rollout.draft_lengths:
+        cells = [] if continuing else given_cells(experiment)
+        costs = CostTable(experiment, directory / COST_TABLE, cells, replayed=config.cost_table is not None)
     record_config(directory, config, report=console.print)
-    table = experiment, directory / COST_TABLE, cells
-    costs = CostTable(*table, replayed=config.cost_table is not None) if config.rollout.draft_lengths else None
-    with Checkpointer(
-        directory / CHECKPOINTS, config.checkpoint.keep, config.checkpoint.best, experiment.mesh
-    ) as saves:
+    checkpoints, (keep, best) = directory / CHECKPOINTS, (config.checkpoint.keep, config.checkpoint.best)
+    with Checkpointer(checkpoints, keep, best, experiment.mesh) as saves:
         if continuing:
             start = resume_from(experiment, saves, pipeline, costs)
         else:
-            start = start_new(experiment, evaluate, costs, work)
+            start = start_new(experiment, evaluate, costs, unfinished)
+        functions = networks.policy, networks.drafter, reward_fn, config, experiment.mesh
+        stages = Stages(*functions, experiment.rollout_fn, experiment.loss_fn)
+        asynchronous = config.asynchronous.lag is not None
         try:
             with open_logs(experiment, directory, start, signals) as logs:
-                warn_of_start(experiment, logs.events, continuing, work.found)
-                rest = pipeline, evaluate, costs, saves, logs, work
-                state = TrainingLoop(experiment, start, *steps_of(experiment, stages), *rest).run()
+                warn_of_start(experiment, logs.events, continuing, unfinished.found)
+                loop = TrainingLoop(
+                    experiment=experiment,
+                    start=start,
+                    train_step=AsynchronousStep(stages, experiment.rollout_mesh) if asynchronous else TrainStep(stages),
+                    probe_step=None if asynchronous else ProbeStep(stages),
+                    pipeline=pipeline,
+                    evaluate=evaluate,
+                    costs=costs,
+                    saves=saves,
+                    logs=logs,
+                    unfinished=unfinished,
+                )
+                state = loop.run()
             if logs.skipped.reason is not None:
                 raise RunStopped(f"{logs.skipped.reason}; {describe_healthy(saves)}")
             if signals.received is not None:
                 return 128 + signals.received
-            record_results(experiment, start, state, evaluate, logs)
+            record_results(experiment, reward_fn, start, state, evaluate, logs)
         finally:
             try_report(directory)
     return 0

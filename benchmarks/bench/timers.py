@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks.bench.models import Networks, random_prompts
 from benchmarks.bench.presets import LongTail
+from benchmarks.bench.rollout_timer import RolloutTimer
 from benchmarks.bench.stubs import forced_rollout
-from launch.costs.rollout_timer import RolloutTimer
 from launch.costs.round_timer import RoundTimer, TimedRounds
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import SeedStep, seed_step

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.bench.presets import PRESETS, Preset
+from benchmarks.bench.rollout_timer import shrinking
 from benchmarks.bench.sections.layout import DRAFTED, GROUP
 from benchmarks.cost_model import between, costs, read, sheet_model
 from benchmarks.simulation.acceptance import acceptance_length
 from benchmarks.simulation.rollout import Layout, simulate
 from benchmarks.simulation.surface import Surface
 from benchmarks.simulator_validation.cells import WIDE, Cell, Section
-from launch.comparison.best_plans import shrinking
 from specjax.cost import HARDWARE, CostModel, fit, relative_errors
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from specjax.options import DraftLength, NonNegative, Options, Positive
+from specjax.options import NonNegative, Options, Positive
 
 
 @dataclass(frozen=True)
@@ -50,24 +50,10 @@ class LogConfig(Options):
 
 @dataclass(frozen=True)
 class SpeedupConfig(Options):
-    """Closing comparison, after the last step: generation with and without drafting, each at its best.
+    """Closing comparison, after the last step: steps of the trained networks with and without drafting, by stage.
 
     Attributes:
-        slots:         Numbers of sequences decoded together per data shard to try. Empty: no comparison.
-        draft_lengths: Draft lengths to try.
-        prompts:       Held-out prompts per timing over all data shards, with rollout.group_size completions each. Each
-                       timing takes the next prompts.
-        repeats:       Timings of the best settings with and of those without drafting, in turns.
+        steps: Steps of each kind to time, in turns. 0: no comparison.
     """
 
-    slots: tuple[Positive, ...] = ()
-    draft_lengths: tuple[DraftLength, ...] = (1, 2, 3, 4)
-    prompts: Positive = 16
-    repeats: Positive = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if 0 in self.draft_lengths:
-            raise ValueError(f"draft_lengths = {self.draft_lengths}: each must be at least 1")
-        if self.slots and not self.draft_lengths:
-            raise ValueError("draft_lengths = (): must have at least one draft length, unless slots is empty")
+    steps: NonNegative = 0

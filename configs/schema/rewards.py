@@ -91,3 +91,7 @@ class RewardConfig(Options):
     def parts(self) -> tuple[str, ...]:
         """Return the names under which each scorer's reward is logged; () for a single scorer."""
         return tuple(name.replace(":", ".") for name in self.names) if self.also else ()
+
+    def pattern_of(self, scorer: str) -> str | None:
+        """Return the regular expression of the scorer with that name; None if it takes none."""
+        return {"regex": self.pattern, "format": self.format}.get(scorer)

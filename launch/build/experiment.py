@@ -4,7 +4,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from configs.schema import AsynchronousConfig, RunConfig
 from launch.build.draft import BUILDERS
 from launch.build.networks import Networks, build_networks
 from launch.build.problems import Problems, build_problems, build_tokenizer
-from launch.cli.errors import ConfigError
+from launch.cli.errors import ConfigError, check_all
 from launch.cli.functions import load_function
 from launch.cli.hosts import request_cpu_devices
 from launch.cli.unfinished import NOT_KEPT, Unfinished
@@ -159,7 +159,6 @@ def build_experiment(
     unfinished: shows the progress of loading. Raises Stopped at a signal.
     asynchronous: True follows the config's `asynchronous` section, which only runs do.
     """
-    _check_windows(config)
     functions = _load_functions(config)
     if not asynchronous:
         config = replace(config, asynchronous=AsynchronousConfig())
@@ -172,9 +171,12 @@ def build_experiment(
         kernels.compiler_options(jnp.dtype(config.model.dtype))
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    checks = [partial(_check_windows, config)]
     if training:
-        _check_divisibility(config, batch_shards(mesh))
-        _check_prompts(config, batch_shards(rollout_mesh), "asynchronous.rollout_mesh")
+        checks.append(partial(_check_divisibility, config, batch_shards(mesh)))
+        if lag is not None:
+            checks.append(partial(_check_prompts, config, batch_shards(rollout_mesh), "asynchronous.rollout_mesh"))
+    check_all(checks)
     with unfinished.phase("loading", 3, "parts", kept=False, quiet=True) as phase:
         tokenizer = build_tokenizer(config)
         phase.finish(note="tokenizer loaded")
@@ -195,9 +197,8 @@ def abstract_experiment(config: RunConfig, mesh: Mesh) -> Experiment:
     Reads neither weights nor the tokenizer of a checkpoint, and problems only for a lookup that remembers them. Raises
     ConfigError if sections of `config` contradict each other.
     """
-    _check_windows(config)
     functions = _load_functions(config)
-    _check_divisibility(config, batch_shards(mesh))
+    check_all([partial(_check_windows, config), partial(_check_divisibility, config, batch_shards(mesh))])
     tokenizer, stop_tokens = ByteTokenizer(), (0,)
     if config.data.tokenizer != "checkpoint":
         tokenizer = build_tokenizer(config)

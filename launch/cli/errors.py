@@ -2,15 +2,18 @@
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 
 class ConfigError(ValueError):
-    """Bad input from the user. The message is one line that names the field, its value and what is allowed.
+    """Bad input from the user. Each argument is a line that names a field, its value and what is allowed.
 
-    Programs print the message and end with exit code 2.
+    Programs print the lines and end with exit code 2.
     """
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
 
 
 class RunStopped(Exception):
@@ -35,6 +38,24 @@ def refusing() -> Iterator[None]:
         yield
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def check_all(checks: Sequence[Callable[[], object]]) -> None:
+    """Call all checks. Raise one ConfigError with a line for each thing that they refuse.
+
+    After a refusal, other errors are dropped: a check may fail on what an earlier one refused.
+    """
+    refusals: dict[str, None] = {}
+    for check in checks:
+        try:
+            check()
+        except ConfigError as error:
+            refusals |= dict.fromkeys(error.args)
+        except Exception:
+            if not refusals:
+                raise
+    if refusals:
+        raise ConfigError(*refusals)
 
 
 def first_line(error: Exception) -> str:

@@ -50,10 +50,10 @@ _ALGORITHM_OPTION = Field(
 def run_program(main: Callable[[list[str]], int]) -> int:
     """Call `main` with the command line's arguments. Return the exit code.
 
-    Some exceptions end the program with one line on stderr: ConfigError with exit code 2, RunStopped and OSError (a
-    full disk) with 1, Stopped and Ctrl-C with 128 + signal, the loss of another process of the job with LOST_PEER. Any
-    other exception is a bug and propagates. If stdout is a closed pipe (`--help | head`), the exit code is
-    128 + SIGPIPE.
+    Some exceptions end the program with a line on stderr: ConfigError, with a line for each refusal, with exit code 2,
+    RunStopped and OSError (a full disk) with 1, Stopped and Ctrl-C with 128 + signal, the loss of another process of
+    the job with LOST_PEER. Any other exception is a bug and propagates. If stdout is a closed pipe (`--help | head`),
+    the exit code is 128 + SIGPIPE.
     """
     silence_writers()
     try:
@@ -78,7 +78,8 @@ def run_program(main: Callable[[list[str]], int]) -> int:
         if isinstance(error, BrokenPipeError) and _drop_unread_output():
             return 128 + signal.SIGPIPE
         error_of = "error:" if processes.primary() else f"process {processes.index()} on {platform.node()}: error:"
-        print(error_of, " ".join(str(error).split()), file=sys.stderr)
+        for message in error.args if isinstance(error, ConfigError) else [error]:
+            print(error_of, " ".join(str(message).split()), file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
 
 

@@ -12,7 +12,6 @@ RECIPE_ONLY = (
     *("draft_optimizer.kind", "draft_optimizer.weight_decay", "draft_optimizer.clip_norm"),
     *(f"warmup.optimizer.{field}" for field in ("kind", "schedule", "decay_steps", "floor", "b1", "b2", "momentum")),
     *("warmup.optimizer.weight_decay", "warmup.optimizer.clip_norm"),
-    *("speedup.prompts", "speedup.repeats"),
 )
 
 _NETWORKS = (

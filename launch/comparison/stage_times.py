@@ -87,24 +87,22 @@ def steady_speedup(plain: Sequence[Record], steps: Sequence[Record], max_every: 
 
 def time_variants(
     variants: Mapping[str, Variant],
-    lengths: Sequence[int],
     config: RunConfig,
+    steps: int,
     unfinished: Unfinished,
     console: Console,
     keep: Callable[[dict[str, VariantReport]], None],
 ) -> dict[str, VariantReport]:
-    """Time `config.steps` steps of every variant, interleaved, print them and return the reports.
+    """Time as many steps of every variant, interleaved, print them and return the reports.
 
     Raises Stopped at a signal, after it has printed those of the steps so far. `keep` gets what is printed.
 
-    lengths: draft lengths that `Variant.chosen` indexes.
+    config: of the run whose draft lengths `Variant.chosen` indexes.
     """
     # Each variant has already taken step 0.
     runs = {name: lambda turn, run=variant.time_step: run(turn + 1) for name, variant in variants.items()}
-    phase = unfinished.phase("timed steps", config.steps, f"steps of {len(variants)} variants")
-    turns = list[Record]()
-
-    max_every = config.draft_training.max_every
+    phase = unfinished.phase("timed steps", steps, f"steps of {len(variants)} variants")
+    turns, lengths, max_every = list[Record](), config.rollout.lengths, config.draft_training.max_every
 
     def report() -> dict[str, VariantReport]:
         times = {name: [turn[name] for turn in turns] for name in variants}

@@ -4,7 +4,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from launch.build.experiment import Experiment
 from launch.build.state import fresh_state
 from launch.cli.unfinished import Unfinished
-from launch.costs.cost_table import cell_timer, load_cells
+from launch.costs.cost_table import cell_timer, given_cells
 from specjax.cost import Drafting, choose, round_seconds, update_drafting
 from specjax.drafters import NoDrafter
 from specjax.parallel import processes
@@ -123,10 +122,9 @@ def round_costs(experiment: Experiment, unfinished: Unfinished) -> Callable[[Par
     The seconds come from the recipe's cost table. Without one, the returned function measures them, and raises Stopped
     at a signal. An unusable table raises ConfigError here, not in that function.
     """
-    config, rounds = experiment.config, (experiment.phases, experiment.config.rollout.lengths)
-    mixture = experiment.networks.policy.mixture
-    if config.cost_table is not None:
-        cells = load_cells(Path(config.cost_table), *rounds, mixture)
+    rounds, mixture = (experiment.phases, experiment.config.rollout.lengths), experiment.networks.policy.mixture
+    if experiment.config.cost_table is not None:
+        cells = given_cells(experiment)
         return lambda params: round_seconds(cells, *rounds, mixture)
     timer = cell_timer(experiment, fit_others=False)
     return lambda params: round_seconds(timer.measure(params, 0, unfinished), *rounds, mixture)

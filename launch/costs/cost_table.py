@@ -156,6 +156,13 @@ def cell_timer(experiment: Experiment, fit_others: bool = True) -> CellTimer:
     )
 
 
+def given_cells(experiment: Experiment) -> list[Cell]:
+    """Read the cells of the run's `cost_table`; none without one. Raises ConfigError as `load_cells`."""
+    path = experiment.config.cost_table
+    rounds = experiment.phases, experiment.config.rollout.lengths
+    return [] if path is None else load_cells(Path(path), *rounds, experiment.networks.policy.mixture)
+
+
 def load_cells(
     path: Path, phases: Sequence[Phase], draft_lengths: Sequence[int], mixture: Mixture | None = None
 ) -> list[Cell]:

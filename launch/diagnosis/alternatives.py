@@ -24,7 +24,7 @@ ROPE_BASES = (1e4, 5e5, 1e6)
 
 
 @dataclass(frozen=True)
-class Alternative:
+class DraftVariant:
     """The draft's parameters with one option changed.
 
     Attributes:
@@ -40,7 +40,7 @@ class Alternative:
     drafter: Drafter
 
 
-def alternatives(networks: Networks) -> Iterator[Alternative]:
+def alternatives(networks: Networks) -> Iterator[DraftVariant]:
     """Yield other ways to read an EAGLE-3 or MTP head; none for other kinds of drafts."""
     match networks.draft:
         case Eagle3Draft() as draft:
@@ -49,11 +49,11 @@ def alternatives(networks: Networks) -> Iterator[Alternative]:
             yield from _mtp(draft, networks.policy)
 
 
-def _eagle3(draft: Eagle3Draft, policy: Policy) -> Iterator[Alternative]:
+def _eagle3(draft: Eagle3Draft, policy: Policy) -> Iterator[DraftVariant]:
     rebuilt = partial(_rebuilt, draft)
     if draft.head.use_aux_hidden_state:
         for layers in other_layers(draft.decoder):
-            yield Alternative(
+            yield DraftVariant(
                 "feature layers",
                 f"feature_layers = {layers}",
                 make_policy(replace(draft.decoder, feature_layers=layers)),
@@ -61,25 +61,25 @@ def _eagle3(draft: Eagle3Draft, policy: Policy) -> Iterator[Alternative]:
             )
         if len(draft.decoder.feature_layers) > 1:
             count = len(draft.decoder.feature_layers)
-            yield Alternative("feature layers", "the same layers, high to low", policy, _reversed(draft, count))
+            yield DraftVariant("feature layers", "the same layers, high to low", policy, _reversed(draft, count))
     for option, changes in _rope_changes(draft.head, draft.decoder):
-        yield Alternative("rope", option, policy, rebuilt(make_eagle3(replace(draft.head, **changes), policy)))
+        yield DraftVariant("rope", option, policy, rebuilt(make_eagle3(replace(draft.head, **changes), policy)))
     if draft.target_ids is not None:
         for option, ids in _other_maps(draft.target_ids, policy.vocab_size):
-            yield Alternative("vocabulary map", option, policy, replace(_head(draft), target_ids=ids))
+            yield DraftVariant("vocabulary map", option, policy, replace(_head(draft), target_ids=ids))
 
 
-def _mtp(draft: MTPDraft, policy: Policy) -> Iterator[Alternative]:
+def _mtp(draft: MTPDraft, policy: Policy) -> Iterator[DraftVariant]:
     rebuilt, current = partial(_rebuilt, draft), draft.head.convention
     for convention in CONVENTIONS.values():
         # `own_head` adds a parameter, so both must agree on it.
         if convention != current and convention.own_head == current.own_head:
             head = replace(draft.head, convention=convention)
-            yield Alternative("MTP convention", convention.name, policy, rebuilt(make_mtp(head, policy)))
+            yield DraftVariant("MTP convention", convention.name, policy, rebuilt(make_mtp(head, policy)))
     for theta in ROPE_BASES:
         if theta != draft.head.rope_theta:
             head = replace(draft.head, rope_theta=theta)
-            yield Alternative("rope", f"rope_theta = {theta:g}", policy, rebuilt(make_mtp(head, policy)))
+            yield DraftVariant("rope", f"rope_theta = {theta:g}", policy, rebuilt(make_mtp(head, policy)))
 
 
 def other_layers(decoder: DecoderConfig) -> list[tuple[int, ...]]:

@@ -13,7 +13,6 @@ from launch.data.hub import hub_name
 from launch.data.json_lines import JsonLinesWriter
 from launch.data.responses import Answers, answer_records, load_answers
 from launch.distillation.acceptance import check_counts, measure_acceptance
-from launch.distillation.break_even import measure_break_even
 from launch.distillation.export import check_trained, made_for_distillation, remove_written, write_trained
 from launch.distillation.options import DistillArgs
 from launch.distillation.report import distillation_json, print_distillation
@@ -76,10 +75,9 @@ def distill_offline(
         acceptance.append(measure_acceptance(*measured, other, unfinished=unfinished))
     for directory in written:
         state_made_for(directory, made_for_distillation(policy, networks.decoder, acceptance[0]))
-    break_even = measure_break_even(*measured, result.cost, args.repeats, unfinished)
     origin = {"recipe": config.name, "policy": policy, "responses": args.responses}
-    write_results(out / REPORT, origin | distillation_json(result, acceptance, break_even))
-    print_distillation(result, acceptance, break_even, console)
+    write_results(out / REPORT, origin | distillation_json(result, acceptance))
+    print_distillation(result, acceptance, console)
 
 
 def _load_responses(path: Path, experiment: Experiment, console: Console) -> Answers:

@@ -7,7 +7,7 @@ from launch.cli.paths import check_checkpoint, check_writable
 from launch.distillation.export import check_verifier
 from models.hf.eagle3_dialects import Dialect
 from specjax.checkpoint import Which
-from specjax.options import Options, Positive
+from specjax.options import Options
 from specjax.sampling import Temperature
 
 
@@ -24,7 +24,6 @@ class DistillArgs(Options):
         responses:       JSONL file of answers (prompt, response). None: generate them.
         save_responses:  File for the generated answers.
         temperatures:    Further temperatures at which acceptance is measured.
-        repeats:         Number of rollouts to time, each with and without the draft.
     """
 
     checkpoint: str | None = None
@@ -35,7 +34,6 @@ class DistillArgs(Options):
     responses: str | None = None
     save_responses: str | None = None
     temperatures: tuple[Temperature, ...] = (0.0, 0.6, 1.0)
-    repeats: Positive = 10
 
     def __post_init__(self) -> None:
         super().__post_init__()

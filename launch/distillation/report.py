@@ -9,19 +9,15 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from launch.distillation.acceptance import DraftCounts, HeldOutAcceptance
-from launch.distillation.break_even import BreakEven
 from launch.distillation.trainer import Distillation
 
 
-def distillation_json(
-    result: Distillation, acceptance: Sequence[HeldOutAcceptance], break_even: Sequence[BreakEven]
-) -> dict[str, Any]:
+def distillation_json(result: Distillation, acceptance: Sequence[HeldOutAcceptance]) -> dict[str, Any]:
     """Return the content of distill.json. The first entry of `acceptance` is at the run's temperature."""
     return {
         "vocabulary": vocabulary(result),
         "cost": asdict(result.cost),
         "acceptance": [at_temperature.to_json() for at_temperature in acceptance],
-        "payback": asdict(_best(break_even)) | {"by_length": [asdict(at_length) for at_length in break_even]},
     }
 
 
@@ -36,10 +32,8 @@ def vocabulary(result: Distillation) -> dict[str, Any] | None:
     return {"size": len(ids), "coverage": float(np.isin(result.answers.completions, ids).mean())}
 
 
-def print_distillation(
-    result: Distillation, acceptance: Sequence[HeldOutAcceptance], break_even: Sequence[BreakEven], console: Console
-) -> None:
-    """Print acceptance by temperature and by answer length, the cost, and the break-even point."""
+def print_distillation(result: Distillation, acceptance: Sequence[HeldOutAcceptance], console: Console) -> None:
+    """Print acceptance by temperature and by answer length, and the cost."""
     run_acceptance, cost = acceptance[0], result.cost
     title = (
         f"held-out prompts at draft length {run_acceptance.draft_length}: acceptance length (alpha) and acceptance "
@@ -66,15 +60,7 @@ def print_distillation(
         f"{cost.training_s:.1f} s for {cost.steps} training steps ({cost.trained_tokens} tokens); "
         f"{cost.compile_s:.1f} s of this was compilation"
     )
-    console.print(_best(break_even).describe())
-    if len(break_even) > 1:
-        savings = ", ".join(f"{at_length.draft_length}: {at_length.saved_s:.3g} s" for at_length in break_even)
-        console.print(f"seconds saved per rollout, by draft length: {savings}")
-
-
-def _best(break_even: Sequence[BreakEven]) -> BreakEven:
-    """Return the break-even point at the draft length that saves the most time."""
-    return max(break_even, key=lambda at_length: at_length.saved_s)
+    console.print("launch.compare, with the draft as --draft.path, measures what it saves in each step")
 
 
 def _table(key_column: str, title: str, counts: DraftCounts) -> Table:

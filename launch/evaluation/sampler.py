@@ -12,6 +12,7 @@ import numpy as np
 from launch.build.experiment import Experiment
 from launch.cli.compilation import CompileClock
 from launch.cli.progress import Progress
+from launch.data.batches import prompts_per_batch
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import seed_step
 from specjax.parallel import processes
@@ -108,6 +109,13 @@ def with_defaults(rollout: Rollout, stop_tokens: tuple[int, ...]) -> Rollout:
     last_token = jnp.take_along_axis(rollout.tokens, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
     ends_with_stop = (lengths > 0) & jnp.isin(last_token, jnp.array(stop_tokens, jnp.int32))
     return replace(rollout, stopped=ends_with_stop if stopped is None else stopped, row_rounds=rollout.verifications)
+
+
+def held_out_batch_size(experiment: Experiment) -> int:
+    """Return the number of held-out prompts that are evaluated together: about as many sequences as a step has."""
+    options = experiment.config.eval
+    count = min(options.prompts, len(experiment.held_out_prompts.rows))
+    return prompts_per_batch(experiment.sequences, options.samples, count, experiment.mesh)
 
 
 def make_evaluate(experiment: Experiment, reward_fn: RewardFn, batches: list[Prompts]) -> Evaluate:

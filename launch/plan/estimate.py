@@ -21,7 +21,7 @@ from specjax.parallel.mesh import batch_shards
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeshEstimate:
     """Estimate of a step on one mesh.
 
     Attributes:
@@ -45,11 +45,11 @@ class Estimate:
         return self.rollout + self.update
 
 
-def estimate(experiment: Experiment, hardware: Hardware) -> Estimate:
+def estimate(experiment: Experiment, hardware: Hardware) -> MeshEstimate:
     """Return the estimate of a step. Compiles nothing."""
     state = abstract_state(experiment)
     known = {name: known_components(name, experiment, state) for name in get_args(ProgramName)}
-    return Estimate(
+    return MeshEstimate(
         experiment.config,
         {name: sum(parts.values()) for name, parts in known.items()},
         _rollout_seconds(experiment, hardware, known["generate"]),

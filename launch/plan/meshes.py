@@ -9,7 +9,7 @@ from configs.schema import RunConfig
 from launch.build.experiment import abstract_experiment
 from launch.cli.errors import ConfigError
 from launch.plan.devices import mesh_over, planned_devices
-from launch.plan.estimate import Estimate, estimate
+from launch.plan.estimate import MeshEstimate, estimate
 from launch.plan.options import PlanConfig
 from specjax.cost import HARDWARE
 from specjax.parallel.mesh import AXES, MeshConfig
@@ -26,7 +26,7 @@ class Refused(NamedTuple):
     reason: str
 
 
-def rank_meshes(config: RunConfig, plan: PlanConfig, usable: float) -> tuple[list[Estimate], list[Refused]]:
+def rank_meshes(config: RunConfig, plan: PlanConfig, usable: float) -> tuple[list[MeshEstimate], list[Refused]]:
     """Return the estimates of sensible meshes, the best first, and the meshes that the run refuses.
 
     Meshes that may fit come first, by predicted seconds, then the others, by memory. Compiles nothing.
@@ -119,7 +119,7 @@ def mesh_options(config: RunConfig, recipe: RunConfig) -> str:
     return " ".join(words)
 
 
-def mesh_table(found: Sequence[Estimate], refused: Sequence[Refused], usable: float) -> Iterator[str]:
+def mesh_table(found: Sequence[MeshEstimate], refused: Sequence[Refused], usable: float) -> Iterator[str]:
     """Yield the lines of the ranked estimates and of the refused meshes."""
     titles = "generate, GiB", "update, GiB", "rollout, s", "update, s", "step, s"
     yield f"{'meshes, estimated':34}" + "".join(f"{title:>15}" for title in titles)

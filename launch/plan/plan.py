@@ -12,7 +12,7 @@ from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.paths import write_results
 from launch.plan.alternatives import alternatives
 from launch.plan.devices import planned
-from launch.plan.estimate import Estimate
+from launch.plan.estimate import MeshEstimate
 from launch.plan.meshes import describe_mesh, enough_gpus, mesh_options, mesh_table, rank_meshes
 from launch.plan.options import PlanArgs, PlanConfig
 from launch.plan.programs import Planned, ProgramName, plan_program
@@ -44,7 +44,7 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
         raise ConfigError(f"asynchronous.lag = {config.asynchronous.lag}: must be None, no asynchronous run is planned")
     capacity = None if args.plan.gpu == "cpu" else HARDWARE[args.plan.gpu].memory
     usable = math.inf if capacity is None else USABLE * capacity
-    estimates: list[Estimate] = []
+    estimates: list[MeshEstimate] = []
     if args.plan.mesh == "auto":
         estimates = _estimates(config, args.plan, usable)
         configs = [each.config for each in estimates if each.largest <= usable]
@@ -69,7 +69,7 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
     write_results(args.json, provenance("launch.plan") | results)
 
 
-def _estimates(config: RunConfig, plan: PlanConfig, usable: float) -> list[Estimate]:
+def _estimates(config: RunConfig, plan: PlanConfig, usable: float) -> list[MeshEstimate]:
     """Rank meshes, print them, and return their estimates. Raises ConfigError if none can fit."""
     found, refused = rank_meshes(config, plan, usable)
     console.print("\n".join(mesh_table(found, refused, usable)) + "\n")

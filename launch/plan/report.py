@@ -7,7 +7,7 @@ from typing import Any
 from jax.sharding import Mesh
 
 from configs.schema import RunConfig
-from launch.plan.estimate import Estimate
+from launch.plan.estimate import MeshEstimate
 from launch.plan.options import PlanConfig
 from launch.plan.programs import Planned, ProgramName
 from launch.plan.rounds import RoundTimes
@@ -102,7 +102,7 @@ def as_json(
     programs: Mapping[ProgramName, Planned],
     times: Sequence[RoundTimes],
     tried: Sequence[Alternative],
-    estimates: Sequence[Estimate],
+    estimates: Sequence[MeshEstimate],
 ) -> dict[str, Any]:
     """Return the plan as JSON: sizes in bytes, times in seconds."""
     return {

@@ -116,8 +116,9 @@ def _key_figures(run: Run) -> Iterator[tuple[str, str]]:
         values = run.measured(metric)[1]
         if len(values):
             yield label, number(float(values[-max(len(values) // 10, 1) :].mean()), percent)
-    if "speedup" in result:
-        yield "generation speed-up, best plans at the end", f"{result['speedup']:.2f}x"
+    if "step_speedup" in result:
+        yield "generation speed-up at the end", f"{result['generation_speedup']:.2f}x"
+        yield "step speed-up at the end", f"{result['step_speedup']:.2f}x"
     elif len(speedups := run.measured("perf/speedup_vs_autoregressive")[1]):
         yield "generation speed-up, last probe", f"{speedups[-1]:.2f}x"
     exposed, steps = (run.metrics.get(name, np.zeros(0)) for name in ("time/training_mesh_idle", "time/step"))

@@ -10,8 +10,8 @@ from configs.schema.rewards import TRACED, LengthConfig, RewardConfig
 from launch.cli.unfinished import NOT_KEPT, Unfinished
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
-from launch.rewards.pool import CHUNK, RewardPool, pattern_of
-from launch.rewards.scorers import load_scorer
+from launch.rewards.scorers import NAMED, load_scorer
+from launch.rewards.workers import CHUNK, RewardPool
 from specjax.rewards import HostReward, HostScore, RewardFn
 from specjax.types import Prompts, Reward, Rollout
 
@@ -30,7 +30,7 @@ def final_answer_of(config: RewardConfig) -> Callable[[str], str | None] | None:
     it raises an exception has no answer.
     """
     name = "exact" if config.scorer == TRACED else config.scorer
-    final_answer = load_scorer(name, pattern_of(config, name)).final_answer
+    final_answer = load_scorer(name, config.pattern_of(name)).final_answer
     if final_answer is None:
         return None
 
@@ -64,9 +64,9 @@ def make_reward(
 
 
 def unscorable_answers(pool: RewardPool, problems: Sequence[Problem], unfinished: Unfinished = NOT_KEPT) -> list[str]:
-    """Return the distinct answers that do not score 1.0 when stated; none if the scorer has no `stating`."""
+    """Return the distinct answers that do not score 1.0 when stated; none without a `stating`."""
     name = pool.config.scorer
-    stating = load_scorer(name, pattern_of(pool.config, name)).stating
+    stating = load_scorer(name, pool.config.pattern_of(name)).stating if name in NAMED else None
     if stating is None:
         return []
     answers = list(dict.fromkeys(problem.answer for problem in problems))

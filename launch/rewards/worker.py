@@ -1,46 +1,98 @@
-"""A scorer process: `python -m launch.rewards.worker SCORERS FD`, started and killed by `launch.rewards.process`.
+"""The program of a worker: `python -m launch.rewards.worker SCORERS FD`, started by `launch.rewards.workers`.
 
-SCORERS is JSON: [name, regular expression or null] for each scorer. FD is the socket to the pool.
+It is two processes. The first one, the guard, forks the second one, which runs the scorers. When that one ends, or
+the guard gets SIGTERM, the guard ends every process that the scorers started.
 
-Protocol: the process first sends [process id, null] after it has imported the scorers, or [process id, text] with the
-reason why it could not. The pool then sends requests [request number, [[completion, answer], ..]]. The process answers
-with one message per sample: [request number, index, process id, result]. A result is a list with each scorer's value,
-or text with the reason why there is none.
+SCORERS is JSON: [name, regular expression or null] for each scorer. FD is a socket to the pool, which carries JSON, one
+message per line. The worker first sends [process id, null] after it has imported the scorers, or [process id, text]
+with the reason why it could not. The pool then sends requests [request number, [[completion, answer], ..]]. The worker
+answers with one message per sample: [request number, index, process id, result]. A result is a list with each scorer's
+value, or text with the reason why there is none.
 
-This module imports nothing heavy, so that a process starts as fast as its scorers allow.
+This module imports nothing heavy, so that a worker starts as fast as its scorers allow.
 """
 
+import ctypes
 import json
 import os
+import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, SupportsFloat
 
 from launch.cli.errors import ConfigError
-from launch.rewards.channel import Channel
-from launch.rewards.keeper import keep
 from launch.rewards.scorers import load_scorer
 
-Score = Callable[[str, str], Any]
+RECEIVED_BYTES = 2**20  # at a time
+# Limit of the guard's wait for killed processes: one that waits for a device cannot be killed.
+PATIENCE_S = 1.0
+SIGNALS = signal.SIGTERM, signal.SIGCHLD
+# Options of prctl(2).
+_SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 
 
-def serve(scores: Sequence[Score], channel: Channel) -> None:
-    """Answer the pool's requests until the pool closes its end."""
-    this_process = os.getpid()
-    try:
-        while True:
-            request, samples = channel.receive()
-            for index, (completion, answer) in enumerate(samples):
-                result = _values(scores, completion, answer)
-                if os.getpid() != this_process:  # a scorer forked, and its child returned here
-                    os._exit(1)
-                channel.send([request, index, this_process, result])
-    except (EOFError, ConnectionError):
+def main(scorers: str, descriptor: str) -> None:
+    """Fork the process that runs the scorers. Return after it and all processes that it started have ended.
+
+    A child may leave its process group, lose its parent, or clear its environment. On Linux the guard finds it anyway:
+    it is the subreaper of its descendants, so orphans become its children. On other systems it ends the process group.
+    """
+    end = socket.socket(fileno=int(descriptor))
+    end.set_inheritable(False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # a signal that is ignored would be lost while it is blocked
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    _prctl(_SET_CHILD_SUBREAPER, 1)
+    scoring = os.fork()
+    if scoring == 0:
+        # A scorer that hangs does not notice that its socket closed. The kernel ends it even if the guard is killed.
+        _prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        os.setpgid(0, 0)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        serve(json.loads(scorers), end)
         return
+    end.close()
+    with suppress(ChildProcessError):  # there are no more children
+        while signal.sigwait(SIGNALS) == signal.SIGCHLD and scoring not in _ended_children():
+            pass
+    _end_all(scoring)
 
 
-def _values(scores: Sequence[Score], completion: str, answer: str) -> list[float] | str:
+def serve(scorers: Sequence[tuple[str, str | None]], end: socket.socket) -> None:
+    """Import the scorers and answer the pool's requests until the pool closes its end."""
+    # Child processes of a scorer must not hold the socket open or write to it.
+    os.register_at_fork(after_in_child=end.close)
+    this_process = os.getpid()
+
+    def send(*message: object) -> None:
+        end.sendall(json.dumps(message).encode() + b"\n")
+
+    scores, received = list[Callable[[str, str], Any]](), b""
+    with suppress(ConnectionError):
+        for name, pattern in scorers:
+            try:
+                scores.append(load_scorer(name, pattern).score)
+            except BaseException as error:
+                expected = isinstance(error, ConfigError)
+                reason = str(error) if expected else f"reward.scorer = {name}: {type(error).__name__}: {error}"
+                return send(this_process, reason)
+        send(this_process, None)
+        while data := end.recv(RECEIVED_BYTES):
+            *requests, received = (received + data).split(b"\n")
+            for number, samples in map(json.loads, requests):
+                for index, (completion, answer) in enumerate(samples):
+                    result = _values(scores, completion, answer)
+                    if os.getpid() != this_process:  # a scorer forked, and its child returned here
+                        os._exit(1)
+                    send(number, index, this_process, result)
+
+
+def _values(scores: Sequence[Callable[[str, str], Any]], completion: str, answer: str) -> list[float] | str:
     values = []
     for score in scores:
         try:
@@ -49,34 +101,43 @@ def _values(scores: Sequence[Score], completion: str, answer: str) -> list[float
             if not isinstance(value, SupportsFloat):
                 return f"returned {type(value).__name__}, which is not a number"
             values.append(float(value))
-        except Exception as error:
+        except BaseException as error:  # SystemExit and KeyboardInterrupt too
             return f"raised {type(error).__name__}: {error!s:.200}"
     return values
 
 
-def _work(scorers: str, end: socket.socket) -> None:
-    # Child processes of a scorer must not hold the channel open or write to it.
-    os.register_at_fork(after_in_child=end.close)
-    channel = Channel(end)
-    scores = []
-    for name, pattern in json.loads(scorers):
-        try:
-            scores.append(load_scorer(name, pattern).score)
-        except Exception as error:
-            expected = isinstance(error, ConfigError)
-            channel.send(
-                [os.getpid(), str(error) if expected else f"reward.scorer = {name}: {type(error).__name__}: {error}"]
-            )
-            return
-    channel.send([os.getpid(), None])
-    serve(scores, channel)
+def _ended_children() -> list[int]:
+    """Collect the children that have ended, and return their ids. Raises ChildProcessError if there are none left."""
+    return list(iter(lambda: os.waitpid(-1, os.WNOHANG)[0], 0))
 
 
-def main(scorers: str, descriptor: str) -> None:
-    """Serve in a forked process. This process becomes its keeper."""
-    end = socket.socket(fileno=int(descriptor))
-    end.set_inheritable(False)
-    keep(lambda: _work(scorers, end), release=end.close)
+def _end_all(group: int) -> None:
+    with suppress(OSError):
+        os.killpg(group, signal.SIGKILL)
+    deadline = time.monotonic() + PATIENCE_S
+    with suppress(ChildProcessError):
+        while time.monotonic() < deadline:
+            for child in _children():
+                with suppress(OSError):
+                    os.kill(child, signal.SIGKILL)
+            # Children of the processes that ended have become this process's children.
+            _ended_children()
+            time.sleep(0.005)
+
+
+def _children() -> list[int]:
+    """Return the process ids of this process's children on Linux; none elsewhere."""
+    children = []
+    for pid in filter(str.isdecimal, os.listdir("/proc") if sys.platform == "linux" else ()):
+        with suppress(OSError):  # the process may have ended meanwhile
+            if int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                children.append(int(pid))
+    return children
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value)
 
 
 if __name__ == "__main__":

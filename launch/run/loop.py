@@ -24,9 +24,8 @@ from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
 from specjax.train.asynchronous import AsynchronousStep, MixedVersions
 from specjax.train.carry_over import next_prompts
-from specjax.train.stages import Stages
 from specjax.train.timed_step import ProbeStep
-from specjax.train.train_step import StepResult, TrainStep
+from specjax.train.train_step import StepResult
 from specjax.types import Prompts, TrainState
 
 PROFILE = "profile"
@@ -227,12 +226,3 @@ class TrainingLoop:
 def is_due(number: int, every: int) -> bool:
     """Return whether step `number` is a multiple of `every`; 0 means never."""
     return every > 0 and number % every == 0
-
-
-def steps_of(
-    experiment: Experiment, stages: Stages
-) -> tuple[Callable[[TrainState, Prompts], StepResult], ProbeStep | None]:
-    """Return the step of the run and the step that times its stages. An asynchronous run has no such one."""
-    if experiment.config.asynchronous.lag is None:
-        return TrainStep(stages), ProbeStep(stages)
-    return AsynchronousStep(stages, experiment.rollout_mesh), None

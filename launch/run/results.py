@@ -5,19 +5,22 @@ from dataclasses import replace
 from launch.build.experiment import Experiment
 from launch.cli.console import console
 from launch.cli.unfinished import Unfinished, options_text
-from launch.comparison.best_plans import compare_plans, print_speedup
+from launch.comparison.closing import compare_steps
 from launch.evaluation.sampler import Evaluate
 from launch.run.logs import RunLogs
 from launch.run.start import Start
 from specjax.parallel import processes
+from specjax.rewards import RewardFn
 from specjax.types import TrainState
 
 # Holds the turns of the closing comparison. Not in the directory of the warm-up, which a checkpoint makes obsolete.
 COMPARISON = "unfinished_comparison"
 
 
-def record_results(experiment: Experiment, start: Start, state: TrainState, evaluate: Evaluate, logs: RunLogs) -> None:
-    """Report held-out accuracy before and after RL, and the speed-up of the best plans, where the recipe asks.
+def record_results(
+    experiment: Experiment, reward_fn: RewardFn, start: Start, state: TrainState, evaluate: Evaluate, logs: RunLogs
+) -> None:
+    """Report held-out accuracy before and after RL, and the speed-up of the run's steps, where the recipe asks.
 
     Raises Stopped at a signal.
     """
@@ -28,15 +31,14 @@ def record_results(experiment: Experiment, start: Start, state: TrainState, eval
             after = evaluate(state.params)
         console.print(f"held-out accuracy: {start.accuracy_before:.1%} before RL, {after:.1%} after")
         logs.events.record_result(config.steps, accuracy_before=start.accuracy_before, accuracy_after=after)
-    if config.speedup.slots:
-        # A resumed run with other options, such as more steps, compares other plans or networks: it starts again.
+    if config.speedup.steps:
+        # A resumed run with other options, such as more steps, compares other networks: it starts again.
         options = options_text(replace(config, resume=False))
         unfinished = Unfinished(logs.directory / COMPARISON, logs.signals, options, or_start_again=True)
 
         def compare() -> dict[str, float]:
-            overall, tail = compare_plans(experiment, state.params, unfinished)
-            print_speedup(overall, tail, console)
-            return {"speedup": overall.speedup[0], "speedup_of_the_tail": tail.speedup[0]}
+            drafted = compare_steps(experiment, reward_fn, state, console, unfinished)
+            return {"generation_speedup": drafted.generation_speedup[0], "step_speedup": drafted.step_speedup[0]}
 
         logs.events.record_result(config.steps, **processes.within(experiment.mesh, compare))
         unfinished.remove()

@@ -14,7 +14,7 @@ from models.hf.load import SINGLE, follows_from_config
 
 
 @dataclass(frozen=True)
-class View:
+class TorchView:
     """Tensor in memory with the methods of a safetensors view. `dtypes` maps safetensors' names to dtypes."""
 
     tensor: np.ndarray
@@ -31,7 +31,7 @@ class View:
         return self.tensor[index]
 
 
-def torch_views(path: Path, dtypes: Mapping[str, np.dtype]) -> dict[str, View]:
+def torch_views(path: Path, dtypes: Mapping[str, np.dtype]) -> dict[str, TorchView]:
     """Return the tensors of a `pytorch_model.bin` by name, except those for which `follows_from_config` is true.
 
     Raises a one-line ImportError if torch is not installed, ValueError if the file is not a file of tensors.
@@ -53,4 +53,4 @@ def torch_views(path: Path, dtypes: Mapping[str, np.dtype]) -> dict[str, View]:
         # Map zip files, the only kind that torch can map: then opening the file again does not read it again.
         tensors = torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
         kept = {name: tensor for name, tensor in tensors.items() if not follows_from_config(name)}
-        return {name: View(array(tensor), dtypes) for name, tensor in kept.items()}
+        return {name: TorchView(array(tensor), dtypes) for name, tensor in kept.items()}

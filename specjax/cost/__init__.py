@@ -6,8 +6,8 @@ from measured rounds. docs/cost_model.md has the equations.
 
 from specjax.cost.choice import (
     Acceptance,
+    BatchProgress,
     Drafting,
-    Progress,
     Seconds,
     acceptance_length,
     batch_gain,
@@ -18,28 +18,28 @@ from specjax.cost.choice import (
     update_drafting,
 )
 from specjax.cost.engines import ENGINES, EngineProfile, find_engine
-from specjax.cost.forward import Experts, Forward
+from specjax.cost.forward import ExpertCounts, Forward
 from specjax.cost.hardware import HARDWARE, Hardware, find_hardware
 from specjax.cost.measured import Cell, corrected, fit, relative_errors, round_seconds
 from specjax.cost.model import CostModel
 from specjax.cost.sheets import Deployment, DraftSheet, Efficiency, NetworkSheet, cost_model
 
 __all__ = [
-    "ENGINES",
-    "HARDWARE",
     "Acceptance",
+    "BatchProgress",
     "Cell",
     "CostModel",
     "Deployment",
     "DraftSheet",
     "Drafting",
+    "ENGINES",
     "Efficiency",
     "EngineProfile",
-    "Experts",
+    "ExpertCounts",
     "Forward",
+    "HARDWARE",
     "Hardware",
     "NetworkSheet",
-    "Progress",
     "Seconds",
     "acceptance_length",
     "batch_gain",

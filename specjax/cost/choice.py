@@ -33,7 +33,7 @@ class Acceptance:
 
 
 @pytree
-class Progress:
+class BatchProgress:
     """Running counts of the progress of whole batches in each phase at each draft length, float32 [phases, lengths].
 
     gained: rounds that draft length 0 would have taken. trips: rounds that were run.
@@ -52,7 +52,7 @@ class Drafting:
     """State from which draft lengths are chosen. seconds: float32 [phases, lengths], seconds per round."""
 
     acceptance: Acceptance
-    progress: Progress
+    progress: BatchProgress
     seconds: Float[Array, "phases lengths"]
 
 
@@ -64,7 +64,7 @@ def init_drafting(draft_lengths: Sequence[int], seconds: Seconds) -> Drafting:
         return jnp.zeros(shape, jnp.float32)
 
     longest = max(draft_lengths)
-    progress = Progress(zeros(*seconds.shape), zeros(*seconds.shape))
+    progress = BatchProgress(zeros(*seconds.shape), zeros(*seconds.shape))
     acceptance = Acceptance(zeros(longest), zeros(longest), zeros())
     return Drafting(acceptance, progress, jnp.asarray(seconds, jnp.float32))
 
@@ -103,7 +103,7 @@ def update_drafting(
             rollout.plain_rounds[..., None] > 0
         )
         gained, trips = (jnp.where(ran, x[..., None], 0) for x in (rollout.plain_rounds, rollout.loop_rounds))
-        progress = Progress(add(progress.gained, gained), add(progress.trips, trips))
+        progress = BatchProgress(add(progress.gained, gained), add(progress.trips, trips))
     return replace(before, acceptance=acceptance, progress=progress)
 
 

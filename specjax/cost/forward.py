@@ -9,7 +9,7 @@ import numpy as np
 Amount = int | float | np.ndarray
 
 
-class Experts(NamedTuple):
+class ExpertCounts(NamedTuple):
     """Mixture of experts, as its cost depends on it.
 
     Attributes:
@@ -67,7 +67,7 @@ class Forward:
     score: float = 0.0
     sample: float = 0.0
     exchange: float = 0.0
-    experts: Experts | None = None
+    experts: ExpertCounts | None = None
     query_group: int = 1
     overlapped: bool = False
 

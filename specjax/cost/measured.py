@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.optimize import nnls
 
-from specjax.cost.forward import Experts, Forward
+from specjax.cost.forward import ExpertCounts, Forward
 from specjax.cost.model import CostModel
 from specjax.rollout.plan import Phase
 from specjax.types import Mixture
@@ -36,7 +36,7 @@ def fit(cells: Sequence[Cell], mixture: Mixture | None = None) -> CostModel:
     mixture: the policy's.
     """
     seconds = np.array([cell.seconds for cell in cells])
-    experts = mixture and Experts(mixture.experts, mixture.active)
+    experts = mixture and ExpertCounts(mixture.experts, mixture.active)
     table = np.array([_quantities(cell, experts) for cell in cells]) / seconds[:, None]
     # Columns of like size: otherwise nnls takes small ones for zero.
     scale = np.maximum(np.abs(table).max(axis=0), 1e-300)
@@ -55,7 +55,7 @@ def relative_errors(model: CostModel, cells: Sequence[Cell]) -> Float[np.ndarray
     return np.array(modelled) / [cell.seconds for cell in cells] - 1
 
 
-def _quantities(cell: Cell, experts: Experts | None) -> tuple[float, ...]:
+def _quantities(cell: Cell, experts: ExpertCounts | None) -> tuple[float, ...]:
     """Return what each constant of `fit` is multiplied by in a round."""
     slots, k = cell.slots, cell.draft_length
     positions = float(slots * cell.window)

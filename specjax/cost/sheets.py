@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from specjax.cost.engines import ENGINES, EngineProfile
-from specjax.cost.forward import Experts, Forward
+from specjax.cost.forward import ExpertCounts, Forward
 from specjax.cost.hardware import Hardware
 from specjax.cost.model import CostModel
 from specjax.types import Mixture
@@ -109,7 +109,7 @@ class Efficiency:
         bandwidth:    Share of the memory bandwidth.
         compute:      Share of the peak.
         collective:   Seconds of latency of an all-reduce or all-to-all within a host.
-        independence: See `Experts.independence`.
+        independence: See `ExpertCounts.independence`.
     """
 
     bandwidth: float = 0.85
@@ -158,7 +158,7 @@ def forward(
     if mixture is not None:
         # Groups of rows whose tokens meet at the experts.
         groups = 1 if deployment.same_rows else span / tensor
-        experts = Experts(mixture.experts, mixture.active, groups, efficiency.independence)
+        experts = ExpertCounts(mixture.experts, mixture.active, groups, efficiency.independence)
         expert = byte * mixture.layers * network.expert * each / span
         expert_product = flop * 2 * mixture.layers * mixture.active * network.expert * groups / span
     return Forward(

@@ -23,7 +23,7 @@ from specjax.types import Carried, CarryOver, Prompts, Reward, Rollout
 Take = Callable[[int, frozenset[int]], Prompts]
 
 
-class Unfinished(NamedTuple):
+class UnfinishedGroups(NamedTuple):
     """Groups of which a sequence is unfinished, bool [N]: those that go on, and those that are too old to."""
 
     kept: Bool[Array, "N"]
@@ -102,7 +102,7 @@ def whole_groups(done: Bool[Array, "R"], groups: int) -> Bool[Array, "N"]:
     return jnp.all(done.reshape(groups, -1), axis=1)
 
 
-def unfinished_groups(rollout: Rollout, groups: int, max_age: int | None) -> Unfinished:
+def unfinished_groups(rollout: Rollout, groups: int, max_age: int | None) -> UnfinishedGroups:
     """Return the unfinished groups. max_age: most updates between the first token of a group and the next rollout.
 
     All samples of a group begin in one rollout, so that a group is as old as the first token of any of them.
@@ -110,12 +110,12 @@ def unfinished_groups(rollout: Rollout, groups: int, max_age: int | None) -> Unf
     assert rollout.done is not None and rollout.versions is not None
     unfinished = ~whole_groups(rollout.done, groups)
     if max_age is None:
-        return Unfinished(unfinished, jnp.zeros_like(unfinished))
+        return UnfinishedGroups(unfinished, jnp.zeros_like(unfinished))
     began = rollout.versions[:, 0].reshape(groups, -1)[:, 0]
     # A rollout writes at least one token.
     newest = jnp.max(rollout.versions)
     too_old = unfinished & (newest + 1 - began > max_age)
-    return Unfinished(unfinished & ~too_old, too_old)
+    return UnfinishedGroups(unfinished & ~too_old, too_old)
 
 
 def carry_over_of(config: RolloutConfig, prompts: Prompts, rollout: Rollout) -> CarryOver:

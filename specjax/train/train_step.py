@@ -1,9 +1,11 @@
 """The training step, from prompts to updates: one jitted program, or two around a scorer on the host.
 
-`make_train_step` fuses the stages of `specjax.train.stages`. `specjax.train.timed_step` runs and times them one by one.
+`train_step` is the step, in the order in which it runs. `make_train_step` compiles it for a mesh.
+`specjax.train.timed_step` runs and times its stages one by one.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import jax
@@ -25,6 +27,32 @@ from specjax.train.stages import Stages
 from specjax.types import Policy, Prompts, Reward, Rollout, TrainState
 
 StepResult = tuple[TrainState, Rollout, Metrics]
+
+
+def train_step(stages: Stages, state: TrainState, prompts: Prompts) -> StepResult:
+    """Return the next state, the scored rollout and the metrics of one step."""
+    rollout = generate(stages, state, prompts)
+    scores = stages.reward(rollout, prompts)
+    return update(stages, state, prompts, rollout, scores)
+
+
+def generate(stages: Stages, state: TrainState, prompts: Prompts) -> Rollout:
+    """Return completions of the state's policy, drafted by the state's draft."""
+    params = stages.prepare(state.params)
+    draft_lengths = stages.choose(state)
+    return stages.generate(params, prompts, state.step, draft_lengths, state.carried)
+
+
+def update(stages: Stages, state: TrainState, prompts: Prompts, rollout: Rollout, scores: Reward) -> StepResult:
+    """Train on scored completions: return the next state, the scored rollout and the metrics."""
+    scores = withhold_rewards(scores, rollout, stages.config.rollout.group_size)
+    sequences, metrics = stages.select(rollout, prompts, scores)
+    log_probs = stages.logprob(state, sequences)
+    batch = stages.advantage(sequences, log_probs)
+    state, losses = stages.update(state, batch)
+    state = stages.remember(state, prompts, rollout, losses)
+    # The routes are in the rollout itself.
+    return state, replace(rollout, reward=scores, batch=replace(batch, routes=None)), metrics | losses
 
 
 class TrainStep:
@@ -93,37 +121,19 @@ class TrainStep:
         """
         if name not in self._jitted:
             layout, rows, rollout = jax.tree.map(lambda x: x.sharding, state), self._rows, self._of_rollout
-            inputs, outputs, donated = {
-                "step": ((layout, rows), (layout, rows, None), (0,)),
-                "generate": ((layout, rows), rows, ()),
-                "update": ((layout, rows, rollout, rows), (layout, rollout, None), (0, 2)),
+            function, inputs, outputs, donated = {
+                "step": (train_step, (layout, rows), (layout, rows, None), (0,)),
+                "generate": (generate, (layout, rows), rows, ()),
+                "update": (update, (layout, rows, rollout, rows), (layout, rollout, None), (0, 2)),
             }[name]
             self._jitted[name] = jax.jit(
-                getattr(self, f"_{name}"),
+                partial(function, self._stages),
                 in_shardings=inputs,
                 out_shardings=outputs,
                 donate_argnums=donated,
                 compiler_options=kernels.compiler_options(self._stages.policy.dtype),
             )
         return self._jitted[name]
-
-    def _step(self, state: TrainState, prompts: Prompts) -> StepResult:
-        rollout = self._generate(state, prompts)
-        return self._update(state, prompts, rollout, self._stages.reward(rollout, prompts))
-
-    def _generate(self, state: TrainState, prompts: Prompts) -> Rollout:
-        stages = self._stages
-        return stages.generate(stages.prepare(state.params), prompts, state.step, stages.choose(state), state.carried)
-
-    def _update(self, state: TrainState, prompts: Prompts, rollout: Rollout, scores: Reward) -> StepResult:
-        stages = self._stages
-        scores = withhold_rewards(scores, rollout, stages.config.rollout.group_size)
-        sequences, metrics = stages.select(rollout, prompts, scores)
-        batch = stages.advantage(sequences, stages.logprob(state, sequences))
-        state, losses = stages.update(state, batch)
-        state = stages.remember(state, prompts, rollout, losses)
-        # The routes are in the rollout itself.
-        return state, replace(rollout, reward=scores, batch=replace(batch, routes=None)), metrics | losses
 
 
 def make_train_step(

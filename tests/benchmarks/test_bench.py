@@ -18,6 +18,7 @@ from benchmarks.bench.model_flops import causal_pairs, device_sheet
 from benchmarks.bench.models import Networks, check_grid, random_networks, random_prompts
 from benchmarks.bench.presets import LongTail, Preset
 from benchmarks.bench.report import Row, Section, print_section, where_it_fits
+from benchmarks.bench.rollout_timer import ANY_LENGTH
 from benchmarks.bench.sections import layout
 from benchmarks.bench.sections.decoding import (
     CopyBandwidth,
@@ -35,7 +36,6 @@ from benchmarks.bench.sections.update import Gradient, head_gradient, policy_gra
 from benchmarks.bench.stubs import STOP, forced_lengths
 from benchmarks.bench.timers import rollout_timer
 from launch.cli.errors import ConfigError
-from launch.comparison.best_plans import ANY_LENGTH
 from launch.plan.flops import flops
 from specjax import kernels
 from specjax.cost import HARDWARE, Cell

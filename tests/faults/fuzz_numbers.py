@@ -128,7 +128,7 @@ SMALL = {
         "eval.prompts": 4,
         "eval.every": 4,
     },
-    **{"checkpoint.every": 4, "speedup.slots": (2,), "speedup.prompts": 2, "draft.lookup.kind": "history"},
+    **{"checkpoint.every": 4, "speedup.steps": 1, "draft.lookup.kind": "history"},
 }
 
 

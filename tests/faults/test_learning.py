@@ -168,7 +168,7 @@ def test_row_08_a_run_warns_and_writes_null(tmp_path: Path, monkeypatch: pytest.
     words = {"--steps": f"{PATIENCE}", "--out": "run", "--rollout.max-new-tokens": "2", "--rollout.draft-length": "0"}
     words |= {"--selection.drop-truncated": "True", "--draft.kind": "none", "draft.lookup.kind": "none"}
     words |= {"--rollout.stop-tokens": "0", "--rollout.law.temperature": "0.01"}
-    words |= {"checkpoint.best": None, "speedup.slots": ()}
+    words |= {"checkpoint.best": None, "speedup.steps": 0}
     assert launch.train.main(argv("tiny", LEAST | words)) == 0
     lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     assert [line["ratio/mean"] for line in lines] == [None] * PATIENCE

@@ -1,7 +1,14 @@
 """Faults that could assign a reward to the wrong sample, or lose it."""
 
+import logging
+import os
+import signal
+import subprocess
 import sys
+import textwrap
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,26 +18,38 @@ from configs.schema.rewards import RewardConfig
 from launch.cli.errors import ConfigError
 from launch.data.problems import Problem, read_problems
 from launch.data.tokenizers import ByteTokenizer
-from launch.rewards.pool import RewardPool
 from launch.rewards.reward_fn import make_reward, unscorable_answers
 from launch.rewards.scorers import load_scorer
+from launch.rewards.workers import PRINTED_LINES, RewardPool
 from tests.launch.processes import gone
 from tests.refusals import refuses
 
-SCORERS = Path(__file__).parent.parent / "launch"
+ROOT = Path(__file__).parents[2]
+SCORERS = ROOT / "tests" / "launch"
 TIME_LIMIT_S = 2.0
+
+
+def new_pool(workers: int = 2, time_limit_s: float = TIME_LIMIT_S) -> RewardPool:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCORERS)
+        return RewardPool(RewardConfig("sample_scorers:by_command", workers=workers, time_limit_s=time_limit_s))
 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[RewardPool]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCORERS)
-        with RewardPool(RewardConfig("sample_scorers:by_command", workers=2, time_limit_s=TIME_LIMIT_S)) as pool:
-            yield pool
+    with new_pool() as pool:
+        yield pool
 
 
 def score(pool: RewardPool, *completions: str) -> list[float]:
     return pool.score(completions, [""] * len(completions))[:, 0].tolist()
+
+
+def test_values_come_back_in_order(pool: RewardPool) -> None:
+    values = pool.score([f"value {i / 2}" for i in range(300)], ["?"] * 300)
+    assert values.dtype == np.float32
+    np.testing.assert_array_equal(values[:, 0], np.arange(300) / 2)
+    assert pool.score([], []).shape == (0, 1)
 
 
 @pytest.mark.parametrize("command", ["fork", "fork_raise"])
@@ -39,36 +58,150 @@ def test_row_01_a_scorer_that_forks_gets_its_own_values(pool: RewardPool, comman
         assert score(pool, *(f"{command} {i}" for i in range(12))) == list(range(12))
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        "x",
-        "\0" * 8,
-        "{}",
-        "null",
-        "[1, 0, 2, [9.0]]",
-        "[[1], 0, 0, [9.0]]",
-        "1" * 2**21,
-        "[" * 10**5,
-    ],
-    ids=["text", "zeros", "object", "null", "forged", "nested", "long", "deep"],
-)
-def test_row_01_a_scorer_that_writes_to_the_channel_loses_its_sample_alone(pool: RewardPool, message: str) -> None:
-    values = score(pool, "value 1", f"scribble {message}", *(f"value {i}" for i in range(2, 20)))
+HOSTILE = {
+    **{text: text for text in ("raise no", "hang", "exit", "sys_exit", "interrupt", "text", "none")},
+    **{text: text for text in ("value nan", "value inf", "value 1e300", "forge [0.0, 9.0]", 'forge ["9"]', "forge {}")},
+    "scribbled text": "scribble x",
+    "zeros": "scribble " + "\0" * 8,
+    "object": "scribble {}",
+    "null": "scribble null",
+    "foreign": "scribble [1, 0, 2, [9.0]]",
+    "nested": "scribble [[1], 0, 0, [9.0]]",
+    "long": "scribble " + "1" * 2**21,
+    "deep": "scribble " + "[" * 10**5,
+}
+
+
+@pytest.mark.parametrize("command", HOSTILE.values(), ids=HOSTILE)
+def test_row_01_a_scorer_that_fails_or_writes_to_the_socket_loses_only_its_sample(
+    pool: RewardPool, command: str
+) -> None:
+    start = time.monotonic()
+    values = score(pool, "value 1", command, *(f"value {i}" for i in range(2, 20)))
     np.testing.assert_array_equal(values, [1, np.nan, *range(2, 20)])
+    assert time.monotonic() - start < TIME_LIMIT_S + 20
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
 @pytest.mark.parametrize("ending", ["worker exits", "pool closes"])
-def test_row_01_no_child_of_a_scorer_outlives_its_worker(monkeypatch: pytest.MonkeyPatch, ending: str) -> None:
-    monkeypatch.syspath_prepend(SCORERS)
-    with RewardPool(RewardConfig("sample_scorers:by_command", workers=2, time_limit_s=TIME_LIMIT_S)) as pool:
+def test_row_01_no_child_of_a_scorer_outlives_its_worker(ending: str) -> None:
+    with new_pool() as pool:
         children = [int(pid) for pid in score(pool, "daemon", "daemon bare", "orphan", "orphan")]
         assert not gone(children, within_s=0)
         if ending == "worker exits":
             # If one worker starts slowly, the other one may take all samples.
             assert any(score(pool, *["exit"] * 4) is not None and gone(children, within_s=2.0) for _ in range(20))
     assert gone(children, within_s=0)
+
+
+def test_failures_are_logged_once_for_each_kind(caplog: pytest.LogCaptureFixture) -> None:
+    with new_pool() as pool, caplog.at_level(logging.WARNING, "launch.rewards.workers"):
+        score(pool, "raise one", "raise two", "text", *["interrupt"] * 8)
+        score(pool, "raise three", "none")
+    reasons = "raised ValueError: one", "returned str", "raised KeyboardInterrupt", "returned NoneType"
+    for record, reason in zip(caplog.records, reasons, strict=True):
+        said = record.getMessage()
+        assert said.startswith("reward.scorer = sample_scorers:by_command: ") and reason in said
+
+
+def test_what_scorers_print_is_cut_and_labelled(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with new_pool() as pool:
+        assert score(pool, *["print 10000000"] * 4) == [1.0] * 4
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == PRINTED_LINES + 1 and sum(map(len, said)) < 10_000
+    assert all(line.startswith("reward.scorer = sample_scorers:by_command: print") for line in said)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_calls_from_several_threads_keep_their_own_results(pool: RewardPool) -> None:
+    def call(number: int) -> list[float]:
+        return score(pool, *(f"value {number}" for _ in range(20)), "exit", f"value {number + 0.5}")
+
+    with ThreadPoolExecutor(4) as threads:
+        for number, values in enumerate(threads.map(call, range(8))):
+            np.testing.assert_array_equal(values, [*[number] * 20, np.nan, number + 0.5])
+
+
+def test_workers_import_neither_jax_nor_numpy(pool: RewardPool) -> None:
+    assert score(pool, "imported sys", "imported jax", "imported numpy") == [1.0, 0.0, 0.0]
+
+
+def test_a_worker_that_died_idle_costs_no_sample(pool: RewardPool) -> None:
+    pids = [int(pid) for pid in set(score(pool, *["pid"] * 16))]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert gone(pids)
+    assert score(pool, *["value 1"] * 16) == [1.0] * 16
+
+
+def test_a_sample_that_cannot_be_sent_raises_and_blocks_nothing(pool: RewardPool) -> None:
+    with pytest.raises(Exception, match="not JSON serializable"):
+        pool.score([lambda: None], [""])  # pyright: ignore[reportArgumentType]
+    assert score(pool, "value 1") == [1.0]
+
+
+def test_closing_ends_the_processes_and_calls_that_wait() -> None:
+    pool = new_pool(workers=1, time_limit_s=60)
+    pids = [int(pid) for pid in score(pool, "pid")]
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(score, pool, "hang", "value 1")
+        time.sleep(0.1)
+        start = time.monotonic()
+        pool.close()
+        assert np.isnan(waiting.result()).all()
+    assert time.monotonic() - start < 20
+    assert gone(pids, within_s=0)
+    pool.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        score(pool, "value 1")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and needs Linux to end a process that hangs")
+@pytest.mark.parametrize("ending", ["exit", "sigkill"])
+def test_no_process_outlives_the_program(ending: str) -> None:
+    program = f"""
+        import os, signal, sys, threading, time
+        sys.path[:0] = [{str(SCORERS)!r}, {str(ROOT)!r}]
+        from configs.schema.rewards import RewardConfig
+        from launch.rewards.workers import RewardPool
+        pool = RewardPool(RewardConfig("sample_scorers:by_command", workers=2, time_limit_s=60))
+        print(*{{int(pid) for pid in pool.score(["pid"] * 64, [""] * 64)[:, 0]}})
+        threading.Thread(target=pool.score, args=(["hang"], [""]), daemon=True).start()
+        time.sleep(0.2)
+        if {ending!r} == "sigkill":
+            os.kill(os.getpid(), signal.SIGKILL)
+    """
+    command = [sys.executable, "-u", "-c", textwrap.dedent(program)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    pids = [int(pid) for pid in ended.stdout.split()]
+    assert pids and gone(pids)
+    assert ended.returncode == (0 if ending == "exit" else -signal.SIGKILL)
+    assert ended.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("scorer", "reason"),
+    [
+        ("nonsense", ""),
+        ("no_such_module:f", ""),
+        ("sample_scorers:missing", ""),
+        ("sample_scorers:NOT_A_FUNCTION", ""),
+        ("exits:f", "SystemExit: 3"),
+        ("interrupts:f", "KeyboardInterrupt"),
+        ("dies:f", "does not start: died"),
+    ],
+)
+def test_a_scorer_that_cannot_be_imported_is_a_config_error(
+    scorer: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for module, line in {"exits": "exit(3)", "interrupts": "raise KeyboardInterrupt", "dies": "os._exit(0)"}.items():
+        write(tmp_path / f"{module}.py", "import os", line)
+    monkeypatch.syspath_prepend(SCORERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=f"reward.scorer = (exact, )?{scorer}: .*{reason}"):
+        RewardPool(RewardConfig("exact", also=(scorer,), workers=1, time_limit_s=1))
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -109,24 +242,39 @@ def test_row_05_answers_that_cannot_score_are_counted(
 
 
 @pytest.mark.parametrize(
-    ("completion", "value"),
+    ("completion", "answer", "value"),
     [
-        (r"So \boxed{3}. Wait, I made a mistake. The correct answer is \boxed{4}.", 1.0),
-        (r"\boxed{4}, or rather \boxed{3}", 0.0),
-        (r"\boxed{\boxed{4}}", 1.0),
-        (r"\boxed{3}, \boxed{\frac{8}{2}}", 1.0),
-        (r"It is \boxed{4}. No: \boxed{5", 0.0),
-        (r"It is \boxed{4}. No: \boxed{4", 0.0),
-        (r"\boxed{4\}", 0.0),
-        (r"\boxed{3} so it is 4", 0.0),
-        (r"\boxed{}", 0.0),
-        (r"\boxed{4}. No: \boxed 5", 0.0),
-        (r"\boxed{3} .. \boxed 4", 1.0),
-        ("so it is 4", 1.0),
+        (r"So \boxed{3}. Wait, I made a mistake. The correct answer is \boxed{4}.", "4", 1.0),
+        (r"\boxed{4}, or rather \boxed{3}", "4", 0.0),
+        (r"\boxed{\boxed{4}}", "4", 1.0),
+        (r"\boxed{3}, \boxed{\frac{8}{2}}", "4", 1.0),
+        (r"It is \boxed{4}. No: \boxed{5", "4", 0.0),
+        (r"It is \boxed{4}. No: \boxed{4", "4", 0.0),
+        (r"\boxed{4\}", "4", 0.0),
+        (r"\boxed{3} so it is 4", "4", 0.0),
+        (r"\boxed{}", "4", 0.0),
+        (r"\boxed{4}. No: \boxed 5", "4", 0.0),
+        (r"\boxed{3} .. \boxed 4", "4", 1.0),
+        ("so it is 4", "4", 1.0),
+        (r"<think>$3$</think> The answer is $\frac{1}{2}$.", "0.5", 1.0),
+        ("#### 70000", "70,000", 1.0),
+        (r"\boxed{033}", "33", 1.0),
+        ("", "18", 0.0),
     ],
 )
-def test_row_06_the_last_complete_box_counts(completion: str, value: float) -> None:
+def test_row_06_the_last_complete_box_counts(completion: str, answer: str, value: float) -> None:
     pytest.importorskip("math_verify")
     scorer = load_scorer("math")
-    assert scorer.score(completion, "4") == value and scorer.final_answer is not None
+    assert scorer.score(completion, answer) == value and scorer.final_answer is not None
     assert (scorer.final_answer(completion) is not None) >= bool(value)
+
+
+def test_final_answers_of_math_are_the_same_for_equal_values() -> None:
+    pytest.importorskip("math_verify")
+    scorer = load_scorer("math")
+    with pytest.raises(ValueError, match="cannot read the answer ''"):
+        scorer.score(r"\boxed{18}", "")
+    final = scorer.final_answer
+    assert final is not None and final("no idea") is None
+    assert final(r"so \boxed{\frac{1}{2}}") == final(r"hence \boxed{\frac12}.") == final("It is $1/2$") is not None
+    assert final("The answer is 1,000.") == final(r"\boxed{1000}") != final(r"\boxed{100}")

@@ -240,7 +240,8 @@ def test_row_28_the_second_start_compiles_nothing(tmp_path: Path) -> None:
             "-c",
             COUNT,
             *argv("tiny", words | {"--out": str(tmp_path / run)}),
-            "--speedup.slots",
+            "--speedup.steps",
+            "0",
         ]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
         assert ended.returncode == 0, ended.stderr

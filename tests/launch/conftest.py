@@ -49,17 +49,18 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
 
 @pytest.fixture
 def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Refusal:
-    """Return a function that runs a program, verifies that it refuses with exit code 2, and returns its message."""
+    """Return a function that runs a program, verifies that it refuses with exit code 2, and returns its lines."""
 
-    def refuse(main: Callable[[list[str]], int], arguments: list[str]) -> str:
+    def refuse(main: Callable[[list[str]], int], arguments: list[str], refusals: int = 1) -> str:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["program", *arguments])
         before = sorted(tmp_path.rglob("*"))
         assert run_program(main) == 2
         out, errors = capsys.readouterr()
-        assert out == "" and errors.startswith("error: ") and errors.endswith("\n")
-        assert errors.count("\n") == 1
+        assert out == "" and errors.endswith("\n")
+        lines = errors.splitlines()
+        assert len(lines) == refusals and all(line.startswith("error: ") for line in lines)
         assert sorted(tmp_path.rglob("*")) == before
-        return errors.removeprefix("error: ").removesuffix("\n")
+        return "\n".join(line.removeprefix("error: ") for line in lines)
 
     return refuse

@@ -68,8 +68,8 @@ FEW = changes(
     "--rollout.max-new-tokens 20 --warmup.steps 2 --warmup.batch-size 4 --distill.steps 0",
 )
 
-Refusal = Callable[[Callable[[list[str]], int], list[str]], str]
-"""The fixture of that name: a program and its arguments -> the line in which it refuses them."""
+Refusal = Callable[..., str]
+"""The fixture of that name: a program, its arguments and the number of refusals -> a line for each."""
 
 
 def argv(config: str, options: Options) -> list[str]:

@@ -1,5 +1,6 @@
 """Scorers that misbehave on demand. Worker processes import them."""
 
+import json
 import os
 import subprocess
 import sys
@@ -21,6 +22,13 @@ def by_command(completion: str, answer: str) -> float:
             time.sleep(60)
         case "exit":
             os._exit(1)
+        case "sys_exit":
+            sys.exit(argument)
+        case "interrupt":
+            raise KeyboardInterrupt
+        case "print":
+            print("x\n" * int(argument), end="")
+            return 1.0
         case "text":
             return "1.0"  # pyright: ignore[reportReturnType]
         case "imported":
@@ -36,6 +44,9 @@ def by_command(completion: str, answer: str) -> float:
             for descriptor in range(3, 64):
                 with suppress(OSError):
                     os.write(descriptor, argument.encode() + b"\n")
+        case "forge":  # a message of the right sample, read from the worker's own frames
+            send, caller = sys._getframe(2).f_locals["send"], sys._getframe(2).f_locals
+            send(caller["number"], caller["index"], os.getpid(), json.loads(argument))
         case "daemon":
             environment = {} if argument == "bare" else None
             return float(subprocess.Popen(["sleep", "60"], start_new_session=True, env=environment).pid)

@@ -76,7 +76,7 @@ def test_options_change_the_recipe():
     options = (
         '--steps 6 --steps 7 --out there --resume --data.chat-template-kwargs {"a":[1]} --rollout.draft_length 5 '
         "--policy-optimizer.learning-rate=1e-2 --reward.scorer exact --reward.also format --reward.weights 1 -0.5 "
-        "--speedup.slots 1,2 --rollout.stop-tokens --rollout.phases 4 40 2 40 --loss.importance-cap None "
+        "--eval.every 3 --rollout.stop-tokens --rollout.phases 4 40 2 40 --loss.importance-cap None "
         "--rollout.verifier block --rollout.function mine:roll --draft.kind own.drafts:draft --model.family own:Family"
     )
     assert run("tiny", *options.split()) == override(
@@ -85,7 +85,7 @@ def test_options_change_the_recipe():
             **{"steps": 7, "out": "there", "resume": True, "rollout.draft_length": 5},
             **{"data.chat_template_kwargs": {"a": [1]}},
             **{"policy_optimizer.learning_rate": 1e-2, "reward.scorer": "exact", "reward.also": ("format",)},
-            **{"reward.weights": (1.0, -0.5), "speedup.slots": (1, 2), "rollout.stop_tokens": ()},
+            **{"reward.weights": (1.0, -0.5), "eval.every": 3, "rollout.stop_tokens": ()},
             **{"rollout.phases": ((4, 40), (2, 40)), "loss.importance_cap": None, "rollout.verifier": "block"},
             **{"rollout.function": "mine:roll", "draft.kind": "own.drafts:draft", "model.family": "own:Family"},
         },
@@ -104,7 +104,7 @@ def test_options_change_the_recipe():
         ("--steps 3 4", "4: "),
         ("--steps many", "steps = many: ...INT"),
         ("--loss.importance-cap x", "loss.importance_cap = x: ...FLOAT|None"),
-        ("--speedup.slots 1 x", "speedup.slots = 1 x: ...INT"),
+        ("--ladder 1 x", "ladder = 1 x: ...INT"),
         ("--data.chat-template-kwargs [1]", "data.chat_template_kwargs = [1]: ...JSON"),
         ("--data.chat-template-kwargs x", "data.chat_template_kwargs = x: ...JSON"),
         ("--rollout.phases 4 40 2", "rollout.phases = 4 40 2: ...INT"),

@@ -17,7 +17,6 @@ from launch.data.problems import Problem
 from launch.data.responses import Answers, answer_records, answers_of, join_answers, load_answers
 from launch.data.tokenizers import CharacterTokenizer
 from launch.distillation.acceptance import DraftRecords, count_drafts, length_buckets
-from launch.distillation.break_even import break_even
 from launch.distillation.reads import KeptReads, picks_of_step
 from specjax.log_probs import teacher_forced
 from specjax.types import Rollout
@@ -147,16 +146,3 @@ def test_full_acceptance_gives_draft_length_plus_one_tokens():
     assert (cut.tokens, cut.ended, cut.alpha) == (6, 1, 3)
     assert count_drafts(DraftRecords.of(rollout, np.zeros(4, bool))).alpha is None
     assert length_buckets(np.array([1, 16, 17, 32, 33, 100])).tolist() == [16, 16, 32, 32, 64, 128]
-
-
-def test_the_break_even_point():
-    paying = break_even([3.0, 3.1, 2.9], [2.0, 2.1, 1.9], cost_s=10.5, draft_length=3)
-    assert paying.steps == 11 and paying.saved_s == pytest.approx(1.0)
-    assert (
-        "at draft length 3" in paying.describe()
-        and "pay off after 11 steps, counting only rollouts" in paying.describe()
-    )
-    slower = break_even([2.0, 2.1, 1.9], [3.0, 3.1, 2.9], cost_s=10.5, draft_length=7)
-    assert slower.steps is None and "does not pay off" in slower.describe()
-    doubtful = break_even([2.0, 3.0, 2.5], [1.9, 3.4, 2.3], cost_s=1.0, draft_length=3)
-    assert doubtful.steps is not None and "may never pay off" in doubtful.describe()

@@ -45,7 +45,7 @@ def run(example: str | None, out: Path, *options: str) -> list[dict[str, Any]]:
     least = {name: value for name, value in LEAST.items() if name != "--draft.lookup.kind"}
     small = argv("tiny", least | {"--steps": "2", "--rollout.verifier": "coupled", "--out": str(out)})
     own = [] if example is None else command(example)
-    assert launch.train.main([*small, "--speedup.slots", *own, *options]) == 0
+    assert launch.train.main([*small, "--speedup.steps", "0", *own, *options]) == 0
     return metrics(out)
 
 
@@ -142,17 +142,18 @@ FORK = "--rollout.function examples.fork_rollout:rollout"
     [
         (f"--rollout.function {__name__}:short_rollout", f"rollout.function = {__name__}:short_rollout: "),
         (f"--loss.function {__name__}:mean_loss", f"loss.function = {__name__}:mean_loss: "),
-        (f"{FORK} --speedup.slots 64", "speedup.slots = (64,): rollout.function = examples.fork_rollout:rollout: "),
+        (f"{FORK} --speedup.steps 1", "speedup.steps = 1: rollout.function = examples.fork_rollout:rollout: "),
     ],
 )
 def test_a_function_that_does_not_fit_is_refused_before_the_run(
     options: str, message: str, refusal: Refusal, tmp_path: Path
 ):
     words = [
-        *argv("tiny", LEAST | {"speedup.prompts": 8}),
+        *argv("tiny", LEAST),
         "--out",
         str(tmp_path / "run"),
-        "--speedup.slots",
+        "--speedup.steps",
+        "0",
         *options.split(),
     ]
     assert refusal(launch.train.main, words).startswith(message)

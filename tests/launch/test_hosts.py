@@ -84,7 +84,7 @@ def test_a_signal_that_stops_one_process_passes_to_the_others() -> None:
 
 
 def train(run: Path, options: Options, *more: str) -> list[str]:
-    return ["-m", "launch.train", *argv("tiny", options | {"--out": str(run)}), "--speedup.slots", *more]
+    return ["-m", "launch.train", *argv("tiny", options | {"--out": str(run)}), "--speedup.steps", "0", *more]
 
 
 def without_times(run: Path) -> list[dict[str, float | None]]:
@@ -126,13 +126,12 @@ def test_all_measurements_of_a_run_work_over_two_processes(tmp_path: Path) -> No
     """The run has measured costs, automatic draft lengths, probes, a host scorer, distillation and a comparison."""
     options = TWO | {"--steps": "4", "--probe-every": "2", "--checkpoint.every": "2", "--rollout.draft-lengths": "0 2"}
     options |= {"--distill.steps": "2", "--distill.answers": "8", "--distill.batch-size": "4"}
-    options |= {"draft.lookup.kind": "none", "reward.scorer": "exact", "reward.workers": 1, "speedup.slots": (4,)}
-    options |= {"speedup.repeats": 2}
-    command = train(tmp_path / "run", options)[:-1]
+    options |= {"draft.lookup.kind": "none", "reward.scorer": "exact", "reward.workers": 1, "speedup.steps": 2}
+    command = train(tmp_path / "run", options)[:-2]
     finish_job(start_job(command, count=2, devices=1))
     assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2, 3, 4]
     events = [json.loads(line) for line in (tmp_path / "run" / "diary.jsonl").read_text().splitlines()]
-    assert any("speedup" in event.get("result", {}) for event in events)
+    assert any("step_speedup" in event.get("result", {}) for event in events)
 
 
 @pytest.mark.slow

@@ -7,14 +7,12 @@ import jax
 import numpy as np
 import pytest
 
-import launch.comparison.best_plans
 import launch.evaluation.sampler
-from configs.schema import ArithmeticConfig, DataConfig, RolloutOptions, RunConfig, SpeedupConfig
+from configs.schema import ArithmeticConfig, DataConfig, RolloutOptions, RunConfig
 from configs.schema.networks import DraftConfig, LookupConfig, ModelConfig
 from launch.build.experiment import build_experiment
 from launch.build.networks import Networks
 from launch.cli.errors import ConfigError
-from launch.cli.unfinished import Unfinished
 from models.checkpoints.policy import save_policy_checkpoint
 from models.config import DecoderConfig
 from specjax.drafters import EitherDrafter, HeadDrafter, HistoryDrafter, ModelDrafter, NGramDrafter
@@ -127,15 +125,11 @@ def test_prompts_that_are_held_out_see_no_memory(monkeypatch: pytest.MonkeyPatch
         replace(
             CONFIG,
             draft=DraftConfig(kind="none", lookup=LookupConfig(kind="history")),
-            speedup=SpeedupConfig(slots=(2,), draft_lengths=(2,), prompts=2),
         )
     )
     params, prompts = experiment.networks.params, experiment.held_out_prompts.batch(np.arange(2))
     monkeypatch.setattr(launch.evaluation.sampler, "make_generate", watched)
-    monkeypatch.setattr(launch.comparison.best_plans, "per_shard", watched)
     evaluate = launch.evaluation.sampler.make_evaluate(experiment, lambda *_: None, [prompts])
     with pytest.raises(Enough):
         evaluate(params)
-    with pytest.raises(Enough):
-        launch.comparison.best_plans.compare_plans(experiment, params, Unfinished())
-    assert [len(params.memory) for params in seen] == [0, 0] and len(params.memory) == len(experiment.problems.train)
+    assert [len(params.memory) for params in seen] == [0] and len(params.memory) == len(experiment.problems.train)

@@ -213,7 +213,7 @@ def test_costs_are_measured_at_the_start_and_at_probes_and_kept(
 TINY = FEW | flags(
     "--draft.unroll 1 --rollout.group-size 2 --rollout.draft-length 1 --steps 4 --checkpoint.every 3",
     "--eval.every 3 --eval.prompts 8 --probe-every 4",
-    "--speedup.slots 4 --speedup.draft-lengths 1 --speedup.prompts 4 --speedup.repeats 1",
+    "--speedup.steps 1",
 )
 DISTILLING = flags("--distill.steps 2 --distill.answers 16 --distill.batch-size 8")
 
@@ -233,7 +233,7 @@ def test_tiny_from_warm_up_to_the_closing_comparison(
             staged.append("probe")
             return super().__call__(state, prompts)
 
-    monkeypatch.setattr("launch.run.loop.ProbeStep", Counted)
+    monkeypatch.setattr("launch.train.ProbeStep", Counted)
     to_wandb = fake_wandb(monkeypatch)
     options = TINY | more | {"--out": str(tmp_path / "run"), "--log.wandb-project": "sums"}
     assert launch.train.main(argv("tiny", options)) == 0
@@ -243,7 +243,7 @@ def test_tiny_from_warm_up_to_the_closing_comparison(
         "compiled",
         "accuracy",
         "autoregressive",
-        "speed-up ",
+        "by Amdahl",
     ):
         assert part in said
     assert ("distillation: 2 of 2 steps" in said) == bool(more)

@@ -91,16 +91,21 @@ BYTES = {"--data.tokenizer": "bytes", "--data.chat-template-kwargs": "{}"}
         ({"--warmup.steps": "1", "--warmup.batch-size": "2"}, "warmup.steps: ...problem 0...solution"),
         (PLAIN | {"--distill.steps": "1"}, "draft.kind = none:"),
         ({"--distill.steps": "1", "--distill.batch-size": "5000"}, "distill.batch_size = 5000: ...1024"),
-        ({"--speedup.slots": "4", "speedup.prompts": 4}, "speedup.prompts = 4:...3"),
-        ({"--speedup.slots": "2", "speedup.prompts": 3, "--mesh.data": "2"}, "speedup.prompts = 3:"),
         ({"--rollout.draft-lengths": "0 2", "--cost-table": "none.json"}, "cost_table = none.json:"),
         ({"--cost-table": "t.json"}, "cost_table = t.json:...rollout.draft_lengths"),
-        ({"--speedup.slots": "0"}, "speedup.slots = (0,):...1"),
-        (PLAIN | {"--speedup.slots": "1"}, "speedup.slots = (1,): ...draft.kind none"),
+        ({"--speedup.steps": "-1"}, "speedup.steps = -1:...0"),
+        (PLAIN | {"--speedup.steps": "1"}, "speedup.steps = 1: ...0"),
     ],
 )
 def test_training_refuses(refusal: Refusal, shrunk: Options, options: Options, message: str):
     assert_refused(refusal(launch.train.main, argv("gsm8k", shrunk | options)), message)
+
+
+def test_options_that_do_not_fit_are_refused_together(refusal: Refusal, shrunk: Options):
+    options = BEST | {"--cost-table": "t.json", "--distill.steps": "1", "--distill.batch-size": "5000"}
+    refused = refusal(launch.train.main, argv("gsm8k", shrunk | options), refusals=3).splitlines()
+    for line, field in zip(refused, ("checkpoint.every", "cost_table", "distill.batch_size"), strict=True):
+        assert_refused(line, f"{field} = ")
 
 
 def test_training_refuses_what_names_no_run(refusal: Refusal, shrunk: Options, tmp_path: Path):

@@ -81,7 +81,9 @@ def run_of(directory: Path, steps: int = 40) -> Path:
     )
     start = {"date": "2026-01-02T03:04:05+00:00", "device": "2 x cpu", "host": "2 cores", "versions": {"jax": "0.10"}}
     lines = [{"step": 0, "start": start}, {"step": 10, "warning": "drafting loses"}, {"step": 20, "start": start}]
-    write_lines(directory / "diary.jsonl", [*lines, {"step": 40, "result": {"speedup": 1.25}}])
+    write_lines(
+        directory / "diary.jsonl", [*lines, {"step": 40, "result": {"generation_speedup": 1.25, "step_speedup": 1.1}}]
+    )
     return directory
 
 

@@ -88,7 +88,7 @@ def odd(rollout: Rollout, prompts: Prompts) -> Reward:
 
 def run(config: RunConfig) -> int:
     with open_run(config) as directory:
-        return train(build_experiment(config, asynchronous=True), directory, StopSignals(print), Unfinished(), odd, odd)
+        return train(build_experiment(config, asynchronous=True), odd, odd, directory, StopSignals(print), Unfinished())
 
 
 def write_cells(directory: Path, cells: Sequence[Cell]) -> str:
@@ -234,7 +234,7 @@ def test_a_run_goes_on_exactly_with_the_sequences_that_it_carried_over(tmp_path:
         reward = HostReward(score)
         with open_run(config) as opened:
             experiment = build_experiment(config, asynchronous=True)
-            assert train(experiment, opened, StopSignals(print), Unfinished(), reward, odd) == 0
+            assert train(experiment, reward, odd, opened, StopSignals(print), Unfinished()) == 0
         shown[directory] = seen
         return metrics(directory)
 
@@ -276,7 +276,7 @@ def test_other_problems_are_refused_on_resume(whole: Path, tmp_path: Path, field
     problems = [replace(first, **{field: getattr(second, field) + "1"}), second, *rest]
     other = replace(experiment, problems=experiment.problems._replace(train=problems))
     with refuses("resume:...problems", ConfigError), open_run(experiment.config) as directory:
-        train(other, directory, StopSignals(print), NOT_KEPT, odd, odd)
+        train(other, odd, odd, directory, StopSignals(print), NOT_KEPT)
 
 
 def test_without_an_intact_save_a_run_cannot_resume(whole: Path, tmp_path: Path):

@@ -111,7 +111,7 @@ def test_what_may_change_on_resume():
     save(start(config))
     resumed, path = replace(config, resume=True), Path("x/config.json")
     options = dict(steps=20, probe_every=3, microbatches=2, mesh=MeshConfig(data=2), eval=EvalConfig(every=1))
-    options |= dict(checkpoint=CheckpointConfig(every=1), speedup=replace(CONFIG.speedup, slots=(1,)))
+    options |= dict(checkpoint=CheckpointConfig(every=1), speedup=replace(CONFIG.speedup, steps=1))
     options |= dict(model=replace(CONFIG.model, remat="full"), reward=replace(CONFIG.reward, workers=1))
     start(replace(resumed, **options))
     assert json.loads(path.read_text())["steps"] == 20

@@ -62,7 +62,7 @@ def test_the_second_signal_ends_even_what_python_cannot_interrupt():
 
 
 def train(run: Path, options: Options, *flags: str) -> "subprocess.Popen[str]":
-    return start("tiny", LEAST | {"--out": str(run)} | options, "--speedup.slots", *flags)
+    return start("tiny", LEAST | {"--out": str(run)} | options, "--speedup.steps", "0", *flags)
 
 
 def wait_for_phase(process: "subprocess.Popen[str]", *phases: str) -> None:
@@ -161,7 +161,7 @@ DISTILLED = LEAST | {
     **{"--distill.steps": "1000", "--distill.answers": "256", "--distill.chunks": "2", "--distill.batch-size": "8"},
     **{"--rollout.max-new-tokens": "24"},
 }
-DISTIL = DISTILLED | {"--temperatures": "0", "--repeats": "200"}
+DISTIL = DISTILLED | {"--temperatures": "0"}
 COMPARE = DISTILLED | {"--draft-lengths": "2", "--steps": "20", "--train-steps": "20"}
 # Costs with which drafting always pays, so that the choice does not depend on the machine.
 CELLS = [{"slots": 8, "window": 30, "draft_length": k, "seconds": 1.0 - k / 4} for k in (0, 2)]
@@ -196,7 +196,7 @@ def test_row_14_kills_change_no_result_of_other_programs(program: str, tmp_path:
     phases = ["answers", "distillation", "timed steps", "training with draft length automatic"]
     work = tmp_path / "parts.unfinished"
     if distils:
-        phases, work = [*phases[:2], "acceptance", "rollouts with and without the draft"], tmp_path / "parts/unfinished"
+        phases, work = [*phases[:2], "acceptance"], tmp_path / "parts/unfinished"
     stopped = killed = 0
     for turn, phase in enumerate(phase for phase in phases for _ in range(2)):
         process = begin("parts")
@@ -213,7 +213,7 @@ def test_row_14_kills_change_no_result_of_other_programs(program: str, tmp_path:
         process.communicate()
         if process.returncode == 0:
             break
-    assert stopped >= 2 and killed >= 3
+    assert stopped >= 2 and killed >= 2
     if process.returncode:
         finish(begin("parts"))
     assert not work.exists()

@@ -52,7 +52,7 @@ def test_a_run_of_skipped_updates_ends_with_its_batch_and_its_state_saved(tmp_pa
     diary = (run / "diary.jsonl").read_text()
     assert "--resume continues it" in diary and "updates were skipped in" in diary
 
-    experiment = build_experiment(parse_run([*argv("tiny", options), "--speedup.slots"], "test", "a run"))
+    experiment = build_experiment(parse_run([*argv("tiny", options), "--speedup.steps", "0"], "test", "a run"))
     params = restore_params(run, experiment)
     for here, there in zip(
         jax.tree.leaves(params.policy), jax.tree.leaves(experiment.networks.params.policy), strict=True

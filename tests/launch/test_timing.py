@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.bench.models import Networks, random_networks, random_prompts
+from benchmarks.bench.rollout_timer import RolloutTimer
 from benchmarks.bench.stubs import FreeDrafter
-from launch.costs.rollout_timer import RolloutTimer
 from launch.costs.round_timer import RoundTimer, TimedRounds
 from launch.timing import geometric_mean, interleaved, interval, minus_startup
 from specjax.drafters import NoDrafter

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from specjax.cost import Cell, CostModel, Experts, Forward, corrected, fit, round_seconds
+from specjax.cost import Cell, CostModel, ExpertCounts, Forward, corrected, fit, round_seconds
 from specjax.rollout.plan import Phase
 from specjax.types import Mixture
 
@@ -47,7 +47,7 @@ def test_the_constants_are_found_again(model: CostModel):
 
 def test_a_mixture_of_experts_has_the_cost_of_those_that_are_touched():
     """One row of 128 experts, 8 of a token: a verification of 4 tokens reads more of them than a round of one."""
-    experts = Experts(MIXTURE.experts, MIXTURE.active)
+    experts = ExpertCounts(MIXTURE.experts, MIXTURE.active)
     np.testing.assert_allclose([experts.touched(1, n) for n in (1, 4, 32)], [8, 29.1, 111.8], atol=0.1)
     # Tokens of one row choose alike; those of other rows, or of other replicas, do not.
     assert experts._replace(independence=0.0).touched(3, 4) == pytest.approx(experts.touched(3, 1))

@@ -59,4 +59,4 @@ def test_a_step_of_rows_of_twenty_thousand_tokens() -> None:
     np.testing.assert_array_equal(rollout.lengths, np.full(rows, budget))
     assert state.step == 1 and all(np.isfinite(x) for x in metrics.values())
     assert metrics["rollout/logprob_gap_mean"] < 1e-4 and metrics["grad_norm/draft"] > 0
-    assert metrics["rollout/rounds"] < 0.8 * budget
+    assert int(metrics["rollout/rounds"]) < 0.8 * budget

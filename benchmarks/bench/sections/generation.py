@@ -10,8 +10,8 @@ import numpy as np
 from benchmarks.bench.models import Networks, random_prompts
 from benchmarks.bench.presets import Preset
 from benchmarks.bench.report import NO_ROOM, Row, Section, ratio, where_it_fits
+from benchmarks.bench.rollout_timer import RolloutTime
 from benchmarks.bench.timers import rollout_timer
-from launch.costs.rollout_timer import RolloutTime
 from launch.timing import interleaved
 from specjax.rollout.plan import RolloutConfig
 

@@ -11,8 +11,8 @@ import numpy as np
 from benchmarks.bench.models import Networks, random_prompts
 from benchmarks.bench.presets import Preset
 from benchmarks.bench.report import NO_ROOM, Row, Section, ratio, where_it_fits
+from benchmarks.bench.rollout_timer import ANY_LENGTH, shrinking
 from benchmarks.bench.timers import rollout_timer
-from launch.comparison.best_plans import ANY_LENGTH, shrinking
 from launch.timing import interleaved, time_call
 from specjax import kernels
 from specjax.rollout.plan import RolloutConfig

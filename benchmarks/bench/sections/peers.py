@@ -15,9 +15,9 @@ from benchmarks.bench.peers import load_peers
 from benchmarks.bench.peers.protocol import Sampler, failure
 from benchmarks.bench.presets import Preset
 from benchmarks.bench.report import NO_ROOM, Row, Section, ratio, where_it_fits
+from benchmarks.bench.rollout_timer import RolloutTimer
 from benchmarks.bench.sections.layout import GROUP, halving
 from benchmarks.bench.timers import rollout_timer
-from launch.costs.rollout_timer import RolloutTimer
 from launch.timing import interleaved, time_call
 from specjax.parallel import processes
 from specjax.rollout.plan import RolloutConfig

@@ -2,8 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -16,6 +15,17 @@ from specjax.keys import seed_step
 from specjax.parallel import processes
 from specjax.rollout.generate import place
 from specjax.types import Params, Policy, Prompts, PyTree, Rollout
+
+# Window of a phase for rows of any length.
+ANY_LENGTH = 2**30
+
+
+def shrinking(slots: int) -> tuple[tuple[int, int], ...]:
+    """Return phases (slots, window) that halve the slots until at most four are left, for rows of any length."""
+    slot_counts = [slots]
+    while slot_counts[-1] > 4:
+        slot_counts.append(slot_counts[-1] // 2)
+    return tuple((count, ANY_LENGTH) for count in slot_counts)
 
 
 @dataclass(frozen=True)
@@ -33,16 +43,6 @@ class RolloutTime:
     acceptance_length: float
     seconds: float
     rounds: int
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON."""
-        return asdict(self) | {"lengths": self.lengths.tolist()}
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "RolloutTime":
-        """Return what `to_json` wrote."""
-        values: dict[str, Any] = fields | {"lengths": np.array(fields["lengths"], np.int32)}
-        return cls(**values)
 
     @property
     def tokens_per_s(self) -> float:

@@ -1,0 +1,272 @@
+"""Worker processes that run scorers, and the pool that shares samples among them.
+
+A scorer may hang, die, fork, print, or write to any descriptor of its process. The pool therefore trusts nothing that a
+worker sends: messages are JSON, never pickle, and it limits both waits and lengths. `launch.rewards.worker` describes
+the messages.
+"""
+
+import atexit
+import itertools
+import json
+import logging
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from multiprocessing.pool import ThreadPool
+from typing import Any
+
+import numpy as np
+
+from configs.schema.rewards import RewardConfig
+from launch.cli.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+CHUNK = 8  # samples sent to a worker at a time; if one causes a restart, the rest of its chunk waits
+START_LIMIT_S = 120.0  # for importing the scorers
+STOP_LIMIT_S = 5.0
+LONGEST_MESSAGE = 2**20  # bytes; a message holds one value per scorer, or a short text
+PRINTED_LINES, LONGEST_LINE = 10, 500  # of the scorers' output that is logged
+
+Sample = tuple[str, str]
+# The value of each scorer, or the reason why there are none.
+Result = list[float] | str
+
+
+class RewardPool:
+    """Processes that score completions against answers.
+
+    The processes are spawned, never forked, because JAX has threads. They run those scorers of `config` that read text
+    (all but `length`). A user's scorer is a function (completion, answer) -> number, 1.0 for correct.
+
+    Raises ConfigError if a scorer cannot be imported. The processes end at `close`, at the end of the `with` block, and
+    when the program ends in any way.
+    """
+
+    def __init__(self, config: RewardConfig) -> None:
+        self.config = config
+        self.scorers = [name for name in config.names if name != "length"]
+        self._label = f"reward.scorer = {', '.join(self.scorers)}"
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._reported: set[str] = set()
+        printed, self._output = os.pipe()
+        self._reader = threading.Thread(target=self._log_output, args=(printed,), daemon=True)
+        self._reader.start()
+        self._workers = [Worker(config, self.scorers, self._output, self._closing) for _ in range(config.workers)]
+        self._free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
+        for worker in self._workers:
+            self._free.put(worker)
+        # These threads start the processes and live as long as the pool: on Linux, a process gets its parent-death
+        # signal when the thread that started it ends.
+        self._threads = ThreadPool(config.workers)
+        atexit.register(self.close)
+        try:
+            self._threads.map(Worker.start, self._workers, chunksize=1)
+        except (ConfigError, OSError) as error:
+            self.close()
+            named = isinstance(error, ConfigError)
+            raise ConfigError(str(error) if named else f"{self._label}: does not start: {error}") from None
+
+    def score(self, completions: Sequence[str], answers: Sequence[str]) -> np.ndarray:
+        """Return the values, float32 [completions, scorers]. Thread-safe.
+
+        A row is NaN if a scorer raised an exception, ran out of time or died. A value that is not finite becomes NaN.
+        Raises RuntimeError after `close`.
+        """
+        samples = list(zip(completions, answers, strict=True))
+        size = max(1, min(CHUNK, -(-len(samples) // len(self._workers))))
+        chunks = [samples[start : start + size] for start in range(0, len(samples), size)]
+        with self._lock:
+            if self._closing.is_set():
+                raise RuntimeError("the reward pool is closed")
+            scored = self._threads.map_async(self._score, chunks, chunksize=1)
+        results = [result for chunk in scored.get() for result in chunk]
+        self._log_failures(result for result in results if isinstance(result, str))
+        failed = [np.nan] * len(self.scorers)
+        values = np.array([failed if isinstance(result, str) else result for result in results], np.float64)
+        values = values.reshape(len(results), len(self.scorers))
+        return np.where(np.abs(values) <= np.finfo(np.float32).max, values, np.nan).astype(np.float32)
+
+    def close(self) -> None:
+        """Stop the processes. Calls of `score` that are waiting return NaN."""
+        with self._lock:
+            if self._closing.is_set():
+                return
+            self._closing.set()
+            self._threads.close()
+        for worker in self._workers:
+            worker.kill()
+        self._threads.join()
+        for worker in self._workers:
+            worker.discard()
+        os.close(self._output)
+        self._reader.join(STOP_LIMIT_S)
+        atexit.unregister(self.close)
+
+    def __enter__(self) -> "RewardPool":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _score(self, samples: list[Sample]) -> list[Result]:
+        worker = self._free.get()
+        try:
+            return worker.score(samples)
+        finally:
+            self._free.put(worker)
+
+    def _log_failures(self, reasons: Iterable[str]) -> None:
+        """Log the first failure of each kind."""
+        for reason in reasons:
+            kind = reason.partition(":")[0]
+            if kind not in self._reported and not self._closing.is_set():
+                self._reported.add(kind)
+                logger.warning(
+                    "%s: a sample was not scored: %.300s (shown once; the metric reward/failed counts them)",
+                    *(self._label, reason),
+                )
+
+    def _log_output(self, printed: int) -> None:
+        """Log the first lines that scorers print, and drop the others, so that no scorer fills or blocks the log."""
+        with open(printed, "rb") as output:
+            for line in itertools.islice(iter(lambda: output.readline(LONGEST_LINE), b""), PRINTED_LINES):
+                logger.warning("%s: printed %r", self._label, line.decode(errors="replace").rstrip())
+            if output.read(1):
+                logger.warning("%s: prints more, which is not shown", self._label)
+            while output.read(LONGEST_MESSAGE):
+                pass
+
+
+class Worker:
+    """A worker process, which is replaced when it hangs, dies or sends an unexpected message. Not thread-safe.
+
+    Args:
+        config:  Its `time_limit_s` is for all scorers of one sample together.
+        scorers: Their names.
+        output:  File descriptor for what the scorers print.
+        closing: Event that is set when the pool closes: samples that are still waiting then fail.
+    """
+
+    def __init__(self, config: RewardConfig, scorers: Sequence[str], output: int, closing: threading.Event) -> None:
+        self._scorers = json.dumps([(name, config.pattern_of(name)) for name in scorers])
+        self._types = [float] * len(scorers)
+        self._limit_s = config.time_limit_s
+        self._output = output
+        self._closing = closing
+        self._guard: subprocess.Popen[bytes] | None = None
+        self._pid = self._request = 0
+
+    def start(self) -> None:
+        """Start the process, again if there is one. Raises ConfigError if it cannot import a scorer, else OSError."""
+        self.discard()
+        self._socket, theirs = socket.socketpair()
+        self._received = b""
+        # Workers can import whatever the launcher can.
+        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+        with theirs:
+            self._guard = subprocess.Popen(
+                [sys.executable, "-uPm", "launch.rewards.worker", self._scorers, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=self._output,
+                env={**os.environ, "PYTHONPATH": path},
+                start_new_session=True,  # so that Ctrl-C reaches only the launcher
+            )
+        match self._receive(START_LIMIT_S):
+            case [int() as pid, None]:
+                self._pid = pid
+            case [int(), str() as problem]:
+                raise ConfigError(problem)
+            case _:
+                raise ChildProcessError("mixed up: its process sent an unexpected message when it started")
+
+    def score(self, samples: list[Sample]) -> list[Result]:
+        """Return the values of each sample, or the reason why it has none as text."""
+        results: list[Result] = []
+        while len(results) < len(samples):
+            try:
+                if self._guard is None or self._ended():
+                    self.start()
+                self._request += 1
+                remaining = samples[len(results) :]
+                self._socket.settimeout(self._limit_s)
+                self._socket.sendall(json.dumps([self._request, remaining]).encode() + b"\n")
+                for index in range(len(remaining)):
+                    results.append(self._result(index))
+            except (ConfigError, OSError) as error:
+                self.discard()
+                results.append(str(error))
+        return results
+
+    def kill(self) -> None:
+        """Tell the guard to stop the process and all that it started. Any thread may call it."""
+        if (guard := self._guard) is not None:
+            guard.terminate()
+
+    def discard(self) -> None:
+        """Stop the process and all that it started, and wait for the end. Does nothing without a process."""
+        if self._guard is not None:
+            self.kill()
+            try:
+                self._guard.wait(STOP_LIMIT_S)
+            except subprocess.TimeoutExpired:  # a scorer suspended the guard
+                self._guard.kill()
+                self._guard.wait()
+            self._guard = None
+            self._socket.close()
+
+    def _result(self, index: int) -> Result:
+        """Return the result of sample `index` of the current request. Raises ChildProcessError on any other message."""
+        expected = [self._request, index, self._pid]
+        match self._receive(self._limit_s):
+            case [*head, str() as reason] if head == expected:
+                return reason
+            case [*head, list() as values] if head == expected and list(map(type, values)) == self._types:
+                return values
+        raise ChildProcessError("mixed up: its process sent a message that is not the result of this sample")
+
+    def _receive(self, limit_s: float) -> Any:
+        """Return the worker's next message. Raises ChildProcessError if there is none."""
+        if self._closing.is_set():
+            raise ChildProcessError("stopped: the pool is closed")
+        try:
+            return json.loads(self._line(limit_s))
+        except TimeoutError:
+            raise ChildProcessError(f"hung: no value within {limit_s:g} s") from None
+        except (ValueError, RecursionError):
+            raise ChildProcessError("mixed up: its process sent a malformed message") from None
+        except (EOFError, OSError):
+            raise ChildProcessError("died: its process ended") from None
+
+    def _line(self, limit_s: float) -> bytes:
+        """Return the next line. Raises TimeoutError, ValueError if it is too long, and EOFError at the end."""
+        deadline = time.monotonic() + limit_s
+        while b"\n" not in self._received:
+            if len(self._received) > LONGEST_MESSAGE:
+                raise ValueError
+            if (remaining := deadline - time.monotonic()) <= 0:
+                raise TimeoutError
+            self._socket.settimeout(remaining)
+            if not (data := self._socket.recv(LONGEST_MESSAGE)):
+                raise EOFError
+            self._received += data
+        line, _, self._received = self._received.partition(b"\n")
+        return line
+
+    def _ended(self) -> bool:
+        """Return True if the worker's end is closed and everything it sent has been received."""
+        self._socket.settimeout(0)
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True

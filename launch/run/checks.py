@@ -1,0 +1,121 @@
+"""Checks of a run before anything is written, each of which refuses one conflict between options."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from launch.build.experiment import Experiment
+from launch.build.memory import check_rollout, check_training
+from launch.cli.errors import ConfigError, check_all, refusing
+from launch.comparison.closing import check_comparison
+from launch.costs.cost_table import given_cells
+from launch.distillation.trainer import check_distillation
+from launch.evaluation.sampler import held_out_batch_size
+from launch.run.supervised_warmup import check_warmup
+from launch.run.wandb import check_wandb
+from specjax.parallel import processes
+from specjax.train.carry_over import check_carry_over
+from specjax.train.config import check_mixture
+from specjax.train.loss import LossInputs, per_token_loss
+
+
+def check_run(experiment: Experiment, continuing: bool) -> None:
+    """Raise one ConfigError for all conflicts between the options of a run.
+
+    continuing: the run continues from a checkpoint, so it has no warm-up and no distillation, and its own cost table.
+    """
+    of_new_runs = () if continuing else (_check_cost_table, check_warmup, _check_distillation)
+    checks = (
+        _check_logging,
+        _check_best,
+        _check_mixture,
+        _check_carry_over,
+        check_training,
+        Experiment.train_batches,
+        *of_new_runs,
+        _check_rollout_function,
+        _check_loss_function,
+        _check_evaluation,
+        check_comparison,
+    )
+    check_all([partial(check, experiment) for check in checks])
+
+
+def _check_cost_table(experiment: Experiment) -> None:
+    config = experiment.config
+    if config.cost_table is not None and not config.rollout.draft_lengths:
+        raise ConfigError(f"cost_table = {config.cost_table}: must be none without rollout.draft_lengths")
+    given_cells(experiment)
+
+
+def _check_logging(experiment: Experiment) -> None:
+    check_wandb(experiment.config.log.wandb_project)
+
+
+def _check_best(experiment: Experiment) -> None:
+    config = experiment.config
+    best, saved, measured = config.checkpoint.best, config.checkpoint.every, config.eval.every
+    if best == "eval/accuracy" and (not measured or saved % measured):
+        raise ConfigError(
+            f"checkpoint.every = {saved}: must be a multiple of eval.every = {measured}, which must not be 0, for "
+            f"checkpoint.best = {best}"
+        )
+
+
+def _check_mixture(experiment: Experiment) -> None:
+    with refusing():
+        check_mixture(experiment.config, experiment.networks.policy)
+
+
+def _check_carry_over(experiment: Experiment) -> None:
+    config = experiment.config
+    carry_over, lag = config.rollout.carry_over, config.asynchronous.lag
+    with refusing():
+        check_carry_over(config.rollout, experiment.networks.drafter)
+    if carry_over is not None and lag is not None and processes.count() > 1:
+        raise ConfigError(f"rollout.carry_over = {carry_over}: must be None with asynchronous.lag in several processes")
+
+
+def _check_distillation(experiment: Experiment) -> None:
+    if experiment.config.distill.steps:
+        check_distillation(experiment)
+
+
+def _check_rollout_function(experiment: Experiment) -> None:
+    """Trace the rollout of a training step, if anything but options of our own rollout shapes it."""
+    config, asynchronous = experiment.config, experiment.config.asynchronous
+    if config.rollout.function is None and asynchronous.lag is None and config.rollout.carry_over is None:
+        return
+    rollout = experiment.trace_rollout(config.rollout, config.data.prompts, experiment.rollout_mesh, training=True)
+    given = {"model.rollout_dtype": config.model.rollout_dtype, "asynchronous.lag": asynchronous.lag}
+    for name, value in given.items():
+        if value and rollout.full is None:
+            raise ConfigError(
+                f"{name} = {value}: must be None, or rollout.function = {config.rollout.function} must return "
+                "`full`, by which the loss corrects for it"
+            )
+
+
+def _check_loss_function(experiment: Experiment) -> None:
+    """Trace the loss of one's own for one row: it must accept its input and return one value per token."""
+    config, loss = experiment.config, experiment.config.loss
+    if loss.function is None:
+        return
+    width = config.data.max_prompt_tokens + config.rollout.max_new_tokens
+    shaped: Any = jax.ShapeDtypeStruct
+    x, mask = (shaped((1, width), dtype) for dtype in (jnp.float32, jnp.bool))
+    inputs = LossInputs(x, x, x, x if loss.kl_coefficient else None, x, mask)
+    try:
+        jax.eval_shape(lambda inputs: per_token_loss(experiment.loss_fn, inputs, loss), inputs)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"loss.function = {loss.function}: {error}") from error
+
+
+def _check_evaluation(experiment: Experiment) -> None:
+    options = experiment.config.eval
+    if options.every:
+        rollout = replace(experiment.config.rollout, group_size=options.samples, draft_lengths=())
+        check_rollout(experiment, rollout, held_out_batch_size(experiment), {"eval.samples": options.samples})
