@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.plotting import figure
 from configs import narrow
 from configs.algorithms import with_algorithm
 from configs.override import override
@@ -217,23 +218,21 @@ def learn(
 
 def draw(path: Path, runs: list[Learned]) -> None:
     """Plot the accuracy curves of all runs, one panel per task."""
-    plt = load_pyplot()
     tasks = sorted({run.task for run in runs})
-    figure, axes = plt.subplots(1, len(tasks), figsize=(7 * len(tasks), 6), layout="constrained", squeeze=False)
-    for axis, task in zip(axes[0], tasks, strict=True):
-        for i, run in enumerate(run for run in runs if run.task == task):
-            width = min(SMOOTHING, len(run.accuracy))
-            curve = np.convolve(run.accuracy, np.full(width, 1 / width), "valid")
-            style = ("-", "--", ":", "-.")[i // 6]
-            axis.plot(np.arange(len(curve)) + width, curve, style, color=f"C{i % 6}", label=run.algorithm)
-        axis.set_title(task)
-        axis.set_xlabel(f"step of RL (means of {SMOOTHING})")
-        axis.set_ylabel("accuracy of the rollouts")
-    # All panels have the same lines.
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", fontsize="small", ncols=6)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with figure(path, (7 * len(tasks), 6), len(tasks)) as axes:
+        for axis, task in zip(np.atleast_1d(axes), tasks, strict=True):
+            for i, run in enumerate(run for run in runs if run.task == task):
+                width = min(SMOOTHING, len(run.accuracy))
+                curve = np.convolve(run.accuracy, np.full(width, 1 / width), "valid")
+                style = ("-", "--", ":", "-.")[i // 6]
+                axis.plot(np.arange(len(curve)) + width, curve, style, color=f"C{i % 6}", label=run.algorithm)
+            axis.set_title(task)
+            axis.set_xlabel(f"step of RL (means of {SMOOTHING})")
+            axis.set_ylabel("accuracy of the rollouts")
+        # All panels have the same lines.
+        lines = np.atleast_1d(axes)[0].get_legend_handles_labels()
+        np.atleast_1d(axes)[0].figure.legend(*lines, loc="outside lower center", fontsize="small", ncols=6)
 
 
 def main(argv: list[str]) -> int:

@@ -5,10 +5,11 @@ Run from the repository's root: python -m benchmarks.design_case
 
 from dataclasses import replace
 
-from benchmarks.simulation.answer import answer, both, run
+from benchmarks.simulation.acceptance import bisect
+from benchmarks.simulation.answer import answer, resolve_pair, run
 from benchmarks.simulation.machine import Evidence
 from benchmarks.simulation.point import Point
-from benchmarks.simulation.uncertainty import Range, driver, interval, sampled, unknown
+from benchmarks.simulation.uncertainty import Range, input_ranges, interval, sample_answers, strongest_input
 
 NONE = Evidence()
 SAMPLES = 48
@@ -37,12 +38,11 @@ BLOCK = 3.75
 
 def with_plain_seconds(point: Point, seconds: float) -> Point:
     """Return the point with the mean length at which generation without drafts takes so long."""
-    low, high = 10.0, 0.98 * point.limit_tokens
-    for _ in range(40):
-        middle = (low + high) / 2
-        generation_s = run(both(replace(point, mean_tokens=middle), NONE)[0], NONE).generation
-        low, high = (middle, high) if generation_s < seconds else (low, middle)
-    return replace(point, mean_tokens=low)
+
+    def excess(mean: float) -> float:
+        return run(resolve_pair(replace(point, mean_tokens=mean), NONE)[0], NONE).generation - seconds
+
+    return replace(point, mean_tokens=bisect(excess, 10.0, 0.98 * point.limit_tokens))
 
 
 def variants(name: str, point: Point) -> dict[str, Point]:
@@ -69,15 +69,15 @@ def row(title: str, point: Point, paper_step: float) -> str:
 
     paper_step: seconds of the paper's step without drafts.
     """
-    pair = both(point, NONE)
-    ranges = unknown(point, NONE, {"other_s": Range(point.other_s, point.other_s, "published")})
-    central, samples = answer(pair, NONE), sampled(pair, NONE, ranges, SAMPLES)
+    pair = resolve_pair(point, NONE)
+    ranges = input_ranges(point, NONE, {"other_s": Range(point.other_s, point.other_s, "published")})
+    central, samples = answer(pair, NONE), sample_answers(pair, NONE, ranges, SAMPLES)
     cells = [f"{central.drafted.generation:.1f}", f"{central.drafted.step:.1f}"]
     for measure in (lambda result: result.generation_speedup, lambda result: result.step_speedup):
         value = interval([measure(result) for _, result in samples])
         cells.append(f"{value.value:.2f} [{value.low:.2f}, {value.high:.2f}]")
     cells.append(f"{paper_step / central.drafted.step:.2f}")
-    cells.append(driver(samples, lambda result: result.step_speedup) or "")
+    cells.append(strongest_input(samples, lambda result: result.step_speedup) or "")
     return f"| {title} | {' | '.join(cells)} |"
 
 

@@ -29,9 +29,9 @@ from benchmarks.draft_runs import (
     Run,
     by_draft_length,
     by_position,
-    parted,
+    first_difference,
+    initial_drafts,
     reinforce,
-    starts,
 )
 from configs import narrow
 from configs.schema import DistillConfig, RunConfig
@@ -74,7 +74,7 @@ def show(found: Sequence[Drafted], runs: Sequence[Run], rates: Mapping[str, Sequ
     for run in runs:
         print(f"{run.start:9} {run.mode:8}  " + "  ".join(f"{x:.2f} +- {error:.2f}" for x, error in parts(run.alpha)))
     print("accuracy            " + "  ".join(f"{x:.2f} +- {error:.2f}" for x, error in parts(runs[0].accuracy)))
-    step = parted(runs)
+    step = first_difference(runs)
     print("tokens    " + ("the same in all runs, every step" if step is None else f"parted first in step {step}"))
     print("\naccepted at each position, of what was drafted there (2 standard errors)")
     for name, each in rates.items():
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
     experiment = build_experiment(recipe(options))
     print(format_provenance("benchmarks.draft_findings"), flush=True)
     params = warm_up(experiment, Unfinished())
-    drafts = starts(experiment, params)
+    drafts = initial_drafts(experiment, params)
     found = by_draft_length(experiment, drafts, options.draft_lengths, options.repeats)
     print("distilling the draft in a single pass", flush=True)
     config = experiment.config

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.draft_runs import MODES, Drafted, Position, Run
-from launch.cli.pyplot import load_pyplot
+from benchmarks.plotting import figure, label
 
 # RL steps per point of a curve, which shows their mean.
 SMOOTHING = 25
@@ -24,45 +23,30 @@ def save_plots(
 ) -> None:
     """Draw draft_length.png, adaptation.png and passes.png."""
     directory.mkdir(parents=True, exist_ok=True)
-    plt = load_pyplot()
-    figure, (above, below) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
-    for start, colour in COLOURS.items():
-        rows = [row for row in found if row.start == start]
-        lengths, speedups = [row.draft_length for row in rows], np.array([row.speedup for row in rows])
-        above.plot(lengths, [row.alpha for row in rows], marker="o", color=colour, label=start)
-        below.plot(lengths, speedups[:, 0], marker="o", color=colour, label=start)
-        below.fill_between(lengths, speedups[:, 1], speedups[:, 2], color=colour, alpha=0.2)
-    below.axhline(1.0, color="grey", linewidth=1)
-    _label(above, "draft length", "acceptance length")
-    _label(below, "draft length", "speed-up over draft length 0")
-    _save(plt, figure, directory / "draft_length.png")
+    with figure(directory / "draft_length.png", (9, 3.8), columns=2) as (above, below):
+        for start, colour in COLOURS.items():
+            rows = [row for row in found if row.start == start]
+            lengths, speedups = [row.draft_length for row in rows], np.array([row.speedup for row in rows])
+            above.plot(lengths, [row.alpha for row in rows], marker="o", color=colour, label=start)
+            below.plot(lengths, speedups[:, 0], marker="o", color=colour, label=start)
+            below.fill_between(lengths, speedups[:, 1], speedups[:, 2], color=colour, alpha=0.2)
+        below.axhline(1.0, color="grey", linewidth=1)
+        label(above, "draft length", "acceptance length")
+        label(below, "draft length", "speed-up over draft length 0")
 
-    figure, axes = plt.subplots(figsize=(7, 5), layout="constrained")
-    for run in runs:
-        curve = np.convolve(run.alpha, np.full(SMOOTHING, 1 / SMOOTHING), "valid")
-        style, label = STYLES[list(MODES).index(run.mode)], f"{run.start}, {run.mode}"
-        axes.plot(np.arange(len(curve)) + SMOOTHING, curve, linestyle=style, color=COLOURS[run.start], label=label)
-    axes.set_xlabel(f"step of RL (means of {SMOOTHING})")
-    axes.set_ylabel("acceptance length")
-    # Below the axes, because the curves leave no room for a legend.
-    figure.legend(loc="outside lower center", ncols=3, fontsize="small")
-    _save(plt, figure, directory / "adaptation.png")
+    with figure(directory / "adaptation.png", (7, 5)) as axes:
+        for run in runs:
+            curve = np.convolve(run.alpha, np.full(SMOOTHING, 1 / SMOOTHING), "valid")
+            style, name = STYLES[list(MODES).index(run.mode)], f"{run.start}, {run.mode}"
+            axes.plot(np.arange(len(curve)) + SMOOTHING, curve, linestyle=style, color=COLOURS[run.start], label=name)
+        axes.set_xlabel(f"step of RL (means of {SMOOTHING})")
+        axes.set_ylabel("acceptance length")
+        # Below the axes, because the curves leave no room for a legend.
+        axes.figure.legend(loc="outside lower center", ncols=3, fontsize="small")
 
-    figure, axes = plt.subplots(figsize=(5, 3.8), layout="constrained")
-    for name, positions in rates.items():
-        at, errors = np.arange(len(positions)) + 1, [2 * position.error for position in positions]
-        axes.errorbar(at, [position.rate for position in positions], errors, marker="o", capsize=3, label=name)
-        axes.set_xticks(at)
-    _label(axes, "position in the draft", "accepted, of what was drafted there")
-    _save(plt, figure, directory / "passes.png")
-
-
-def _label(axes: Any, x: str, y: str) -> None:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.legend(fontsize="small")
-
-
-def _save(plt: Any, figure: Any, path: Path) -> None:
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with figure(directory / "passes.png", (5, 3.8)) as axes:
+        for name, positions in rates.items():
+            at, errors = np.arange(len(positions)) + 1, [2 * position.error for position in positions]
+            axes.errorbar(at, [position.rate for position in positions], errors, marker="o", capsize=3, label=name)
+            axes.set_xticks(at)
+        label(axes, "position in the draft", "accepted, of what was drafted there")

@@ -103,7 +103,7 @@ def generic_answers(experiment: Experiment, params: Params, number: int) -> Answ
     return answers_of(prompts, rollout)
 
 
-def starts(experiment: Experiment, params: Params) -> dict[str, Params]:
+def initial_drafts(experiment: Experiment, params: Params) -> dict[str, Params]:
     """Return the drafts to compare, by start. All that are distilled get as many answers and steps."""
     drafts = {"in-domain": None, "generic": generic_answers(experiment, params, experiment.config.distill.answers)}
     trained = {}
@@ -172,7 +172,7 @@ def reinforce(experiment: Experiment, params: Params, start: str, mode: str) -> 
     return run
 
 
-def parted(runs: Sequence[Run]) -> int | None:
+def first_difference(runs: Sequence[Run]) -> int | None:
     """Return the first step at which the runs' tokens differ, counted from 1; None if they never do."""
     different = (i for i, tokens in enumerate(zip(*(run.tokens for run in runs), strict=True)) if len(set(tokens)) > 1)
     return next((i + 1 for i in different), None)

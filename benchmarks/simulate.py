@@ -3,14 +3,14 @@
 Answers for one step, or for a sweep, with an interval over what is not known. `--from-run DIR` asks it of a run.
 """
 
-from benchmarks.simulation.answer import both
+from benchmarks.simulation.answer import resolve_pair
 from benchmarks.simulation.estimate import details_of, estimate, estimate_changed
 from benchmarks.simulation.lags import lag_rows, lag_table
 from benchmarks.simulation.machine import Evidence
-from benchmarks.simulation.options import PROGRAM, SimulateArgs, given_ranges, swept, with_run
+from benchmarks.simulation.options import PROGRAM, SimulateArgs, given_ranges, sweep_points, with_run
 from benchmarks.simulation.plots import save_plots
 from benchmarks.simulation.report import as_json, describe, lines_of_point, sweep_table
-from benchmarks.simulation.uncertainty import unknown
+from benchmarks.simulation.uncertainty import input_ranges
 from launch.cli.console import console
 from launch.cli.errors import refusing
 from launch.cli.options import parse, run_program
@@ -30,13 +30,13 @@ def main(argv: list[str]) -> int:
 
 def simulate(args: SimulateArgs, evidence: Evidence) -> None:
     """Answer the points of a command line: print, and write the JSON file and plots. Raises ConfigError."""
-    given, changes = given_ranges(args), swept(args)
+    given, changes = given_ranges(args), sweep_points(args)
     with refusing():
         console.print("\n".join(describe(args.point, evidence)))
-    ranges = unknown(args.point, evidence, given)
+    ranges = input_ranges(args.point, evidence, given)
     if changes == [{}]:
         with refusing():
-            pair = both(args.point, evidence)
+            pair = resolve_pair(args.point, evidence)
         found = estimate({}, pair, evidence, ranges, args.samples)
         details = details_of(pair, evidence, ranges, [values for values, _ in found.samples])
         console.print("\n".join(lines_of_point(found, ranges, details)))

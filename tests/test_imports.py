@@ -49,8 +49,9 @@ ROOMS = {
         ("report",),
     ),
     "benchmarks": (
-        ("bench", "forced", "networks", "simulation", "smollm2"),
-        ("admission_loops", "algorithms", "cost_model", "draft_runs"),
+        ("networks", "plotting", "smollm2"),
+        ("bench", "simulation"),
+        ("algorithms", "cost_model", "draft_runs"),
         ("draft_plots",),
         ("gpu", "simulator_validation"),
     ),

@@ -3,21 +3,15 @@
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from benchmarks.bench.models import check_grid, random_networks
-from benchmarks.bench.options import SECTIONS, TRAINED, BenchArgs
+from benchmarks.bench.options import SECTIONS, BenchArgs
 from benchmarks.bench.plots import save_plots
 from benchmarks.bench.presets import find_preset
 from benchmarks.bench.report import Results
-from benchmarks.bench.sections.trained import trained
 from launch.cli.errors import refusing
 from launch.cli.options import parse, run_program
 from launch.cli.paths import make_directory
 from launch.cli.pyplot import load_pyplot
-
-# Width of the widest table. A narrower terminal wraps its lines, so that no number is cut off.
-WIDTH = 150
 
 
 def main(argv: list[str]) -> int:
@@ -32,15 +26,11 @@ def main(argv: list[str]) -> int:
     preset = replace(preset, **{name: value for name, value in overrides.items() if value})
     with refusing():
         check_grid(preset)
-    chosen = {name: SECTIONS[name] for name in options.sections or SECTIONS if name != TRAINED}
-    if options.checkpoint is not None and options.recipe is not None:
-        chosen[TRAINED] = trained(Path(options.checkpoint), options.checkpoint_step, options.recipe, preset.batch)
-    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False, width=WIDTH)
-    results = Results("benchmarks.bench", name, Path(options.json) if options.json else None, console)
+    results = Results("benchmarks.bench", name, Path(options.json) if options.json else None)
     networks = random_networks(preset)
-    for section, measure in chosen.items():
-        with console.status(section):
-            measured = measure(networks, preset)
+    for section in dict.fromkeys(options.sections or SECTIONS):
+        with results.console.status(section):
+            measured = SECTIONS[section](networks, preset)
         results.add(section, measured)
         if options.plots is not None:
             save_plots(Path(options.plots), {section: measured})

@@ -12,8 +12,7 @@ from benchmarks.bench.sections.generation import acceptance
 from benchmarks.bench.sections.layout import layout
 from benchmarks.bench.sections.peers import peers, rollouts
 from benchmarks.bench.sections.update import update
-from launch.cli.paths import check_checkpoint, check_writable
-from specjax.checkpoint import Which
+from launch.cli.paths import check_writable
 from specjax.options import Fraction, Options, Positive, at_least, at_most
 
 SECTIONS: dict[str, Callable[[Networks, Preset], Section]] = {
@@ -26,8 +25,6 @@ SECTIONS: dict[str, Callable[[Networks, Preset], Section]] = {
     "peers": peers,
     "rollouts": rollouts,
 }
-# Section that needs a checkpoint (benchmarks.bench.sections.trained).
-TRAINED = "trained"
 
 
 @dataclass(frozen=True)
@@ -35,22 +32,18 @@ class BenchArgs(Options):
     """Options of benchmarks.bench.
 
     Attributes:
-        preset:          Networks and grid: tiny, 25m, qwen3-0.6b, qwen3-1.7b, qwen3-8b or qwen3-8b-8-layers. Default:
-                         25m on a CPU, qwen3-8b elsewhere.
-        sections:        Sections to measure: floor, verify, draft, acceptance, layout, update, peers, rollouts.
-                         Default: all. With --checkpoint, trained is always added; name it alone to measure nothing
-                         else.
-        batches:         Rows decoded together in floor, verify and draft. Default: the preset's.
-        contexts:        Positions that each row attends to in these sections, and tokens of a row in update. Default:
-                         the preset's.
-        draft_lengths:   Draft lengths above 0 in draft, acceptance and peers. Default: the preset's.
-        rates:           Acceptance that acceptance forces, and that draft predicts for. Default: the preset's.
-        repeats:         Measurements of each variant, interleaved with the others. Default: the preset's.
-        json:            File for all results.
-        plots:           Directory for plots; needs matplotlib.
-        checkpoint:      Run directory. Its draft is measured too, at its own acceptance.
-        checkpoint_step: Checkpoint of that run: newest, best (by the run's checkpoint.best) or a step.
-        recipe:          CONFIG that the run was started with. Required with --checkpoint.
+        preset:        Networks and grid: tiny, 25m, qwen3-0.6b, qwen3-1.7b, qwen3-8b or qwen3-8b-8-layers. Default:
+                       25m on a CPU, qwen3-8b elsewhere.
+        sections:      Sections to measure: floor, verify, draft, acceptance, layout, update, peers, rollouts.
+                       Default: all.
+        batches:       Rows decoded together in floor, verify and draft. Default: the preset's.
+        contexts:      Positions that each row attends to in these sections, and tokens of a row in update. Default:
+                       the preset's.
+        draft_lengths: Draft lengths above 0 in draft, acceptance and peers. Default: the preset's.
+        rates:         Acceptance that acceptance forces, and that draft predicts for. Default: the preset's.
+        repeats:       Measurements of each variant, interleaved with the others. Default: the preset's.
+        json:          File for all results.
+        plots:         Directory for plots; needs matplotlib.
     """
 
     preset: str | None = None
@@ -62,20 +55,12 @@ class BenchArgs(Options):
     repeats: Positive | None = None
     json: str | None = None
     plots: str | None = None
-    checkpoint: str | None = None
-    checkpoint_step: Which = "newest"
-    recipe: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.preset is not None and self.preset not in PRESETS:
             raise ValueError(f"preset = {self.preset}: must be one of {', '.join(PRESETS)}")
         for name in self.sections:
-            if name not in (*SECTIONS, TRAINED):
-                raise ValueError(f"sections = {name}: must be one of {', '.join((*SECTIONS, TRAINED))}")
-        if (self.checkpoint is None) != (self.recipe is None):
-            raise ValueError(f"checkpoint = {self.checkpoint}, recipe = {self.recipe}: must be given together")
-        if TRAINED in self.sections and self.checkpoint is None:
-            raise ValueError(f"sections = {TRAINED}: needs checkpoint and recipe")
+            if name not in SECTIONS:
+                raise ValueError(f"sections = {name}: must be one of {', '.join(SECTIONS)}")
         check_writable("json", self.json)
-        check_checkpoint(self.checkpoint, self.checkpoint_step)

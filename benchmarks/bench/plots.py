@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.bench.report import Section
-from launch.cli.pyplot import load_pyplot
+from benchmarks.plotting import figure, label
 
 Lines = Mapping[str, list[tuple[float, float]]]
 
@@ -34,17 +34,12 @@ def _lines(section: Section, label: str, x: str, y: str) -> Lines:
 
 
 def _draw(path: Path, lines: Lines, x: str, y: str, log: bool = False, level: float | None = None) -> None:
-    plt = load_pyplot()
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    for label, points in lines.items():
-        axes.plot(*zip(*sorted(points), strict=True), marker="o", label=label)
-    if log:
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-    if level is not None:
-        axes.axhline(level, color="grey", linewidth=1)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.legend(fontsize="small")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    with figure(path) as axes:
+        for name, points in lines.items():
+            axes.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
+        if log:
+            axes.set_xscale("log", base=2)
+            axes.set_yscale("log")
+        if level is not None:
+            axes.axhline(level, color="grey", linewidth=1)
+        label(axes, x, y)

@@ -14,6 +14,8 @@ from launch.timing import format_provenance, interval
 
 Value = str | int | float | tuple[float, float, float] | None
 Row = Mapping[str, Value]
+# Width of the widest table. A narrower terminal wraps its lines, so that no number is cut off.
+WIDTH = 150
 NO_ROOM = "-: does not fit in the device's memory"
 
 
@@ -59,17 +61,18 @@ class Results:
     The file holds {"preset", "provenance": [lines], "sections": {name: {"title", "rows": [{column: value}], "notes"}}}.
     """
 
-    def __init__(self, program: str, preset: str, file: Path | None, console: Console) -> None:
+    def __init__(self, program: str, preset: str, file: Path | None) -> None:
         """Print the provenance. file: None writes no JSON."""
+        self.console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False, width=WIDTH)
         self.sections: dict[str, Section] = {}
-        self._file, self._console, provenance = file, console, format_provenance(program)
+        self._file, provenance = file, format_provenance(program)
         self._head = {"preset": preset, "provenance": provenance.splitlines()}
-        console.print(f"{provenance}\npreset    {preset}\n")
+        self.console.print(f"{provenance}\npreset    {preset}\n")
 
     def add(self, name: str, section: Section) -> None:
         """Print the section and write it with all earlier ones."""
         self.sections[name] = section
-        print_section(section, self._console)
+        print_section(section, self.console)
         if self._file is not None:
             sections = {name: vars(section) for name, section in self.sections.items()}
             self._file.write_text(json.dumps(self._head | {"sections": sections}, indent=2) + "\n", encoding="utf-8")

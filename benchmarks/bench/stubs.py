@@ -1,6 +1,7 @@
 """Stubs that force acceptance and completion lengths, for timing only: they change the output distribution."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from benchmarks.bench.presets import LongTail
 from specjax.drafters import Drafter, Proposal
 from specjax.drafters.base import DraftState, Flag
 from specjax.keys import Purpose, SeedStep, uniforms
+from specjax.options import at_least, at_most
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
@@ -18,6 +20,13 @@ from specjax.verify import VERIFIERS, Noise, Verdict, Verifier, accept_law, draw
 
 # Token that no network samples. As an index into an embedding it is valid, because it counts from the end.
 STOP = -1
+
+
+@dataclass(frozen=True)
+class ForcedConfig(RolloutConfig):
+    """Options of a rollout that may end with STOP."""
+
+    stop_tokens: tuple[Annotated[int, at_least(STOP), at_most(2**31 - 1)], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,8 +70,8 @@ def forced_rollout(
     `forced_lengths` and end with STOP.
     """
     verifier = _forced_verifier(rate, tail, prompts.lengths[0])
-    config = replace(config, verifier=verifier, stop_tokens=(STOP,) if tail else ())
-    return speculative_rollout(policy, drafter, params, prompts, seed_step, config)
+    forced = ForcedConfig(**vars(config) | {"verifier": verifier, "stop_tokens": (STOP,) if tail else ()})
+    return speculative_rollout(policy, drafter, params, prompts, seed_step, forced)
 
 
 def forced_lengths(keys: UInt32[Array, "B 2"], tail: LongTail) -> Int[Array, "B"]:

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src.cudnn.fused_attention_stablehlo import dot_product_attention as _attention
 from jaxtyping import Array, Int
-from rich.console import Console
 
 from benchmarks.bench.presets import PRESETS, Preset, find_preset
 from benchmarks.bench.report import NO_ROOM, Results, Row, Section, ratio, where_it_fits
@@ -172,7 +171,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the results")
     options = parser.parse_args()
     name, preset = find_preset(options.preset)
-    results = Results("benchmarks.gpu.attention", name, options.json, Console(width=150, highlight=False))
+    results = Results("benchmarks.gpu.attention", name, options.json)
     copy, rows = CopyBandwidth(), []
     for context in options.contexts or preset.contexts:
         for batch in options.batches or preset.batches:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jax
-from rich.console import Console
 
 from benchmarks.bench.models import Networks, random_networks
 from benchmarks.bench.presets import PRESETS
@@ -88,7 +87,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=16, help="rounds in a profile")
     parser.add_argument("--json", type=Path, help="file for the results")
     options = parser.parse_args()
-    results = Results("benchmarks.gpu.profile", options.preset, options.json, Console(width=150, highlight=False))
+    results = Results("benchmarks.gpu.profile", options.preset, options.json)
     networks = random_networks(PRESETS[options.preset])
     for rows, context, k in (
         (rows, context, k) for rows in options.batches for context in options.contexts for k in options.draft_lengths

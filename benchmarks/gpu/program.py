@@ -22,7 +22,6 @@ from flax.linen import unbox
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
-from rich.console import Console
 
 from benchmarks.bench.models import Functions, functions
 from benchmarks.bench.presets import PRESETS, Preset
@@ -47,7 +46,7 @@ BUDGET = 64
 HOST, CALLBACK = ("infeed", "outfeed", "send", "recv"), "callback"
 
 
-def held(lines: list[Instruction], compiled: jax.stages.Compiled) -> Row:
+def program_costs(lines: list[Instruction], compiled: jax.stages.Compiled) -> Row:
     """Return what lines of a program hold that may cost time on a GPU, and the program's temporary memory."""
     memory = compiled.memory_analysis()
     assert memory is not None
@@ -88,7 +87,7 @@ def round_of(
     lines, inside = (find(cache, 2 * decoder.num_layers) for find in (program.launched, program.loop))
     copies = [line for line in program.copies(inside, prod(cache)) if _is_cache(line, cache)]
     kept = sum(sum(line.sizes) for line in lines if not _is_cache(line, cache))
-    row: Row = {"k": k, "kernels": len(lines), "copies of a cache": len(copies), **held(inside, compiled)}
+    row: Row = {"k": k, "kernels": len(lines), "copies of a cache": len(copies), **program_costs(inside, compiled)}
     of_vocabulary = [line for line in lines if any(decoder.vocab_size in dims for dims in line.arrays)]
     notes = [f"k = {k}, of the vocabulary's size: {line.shape.split('{')[0]} {line.scope}" for line in of_vocabulary]
     return {**row, "written MB": kept / 1e6, "compile s": seconds}, notes
@@ -128,7 +127,7 @@ def step(recipe: str) -> Section:
     compiled = TrainStep(stages).lower(abstract_state(experiment), next(experiment.train_batches())).compile()
     seconds, program = time.perf_counter() - started, Program(str(compiled.as_text()))
     lines = [line for lines in program.computations.values() for line in lines]
-    return Section(f"a training step of {recipe}", [{**held(lines, compiled), "compile s": seconds}])
+    return Section(f"a training step of {recipe}", [{**program_costs(lines, compiled), "compile s": seconds}])
 
 
 def _is_cache(line: Instruction, cache: tuple[int, ...]) -> bool:
@@ -161,8 +160,7 @@ def main() -> None:
     if layers := options.layers:
         fewer = replace(preset.decoder, num_layers=layers, feature_layers=eagle3_feature_layers(layers))
         preset = replace(preset, decoder=fewer)
-    console = Console(width=150, highlight=False, soft_wrap=True, markup=False)
-    results = Results("benchmarks.gpu.program", options.preset, options.json, console)
+    results = Results("benchmarks.gpu.program", options.preset, options.json)
     mesh = Mesh(np.reshape(devices, (1,) * len(AXES)), AXES, axis_types=(AxisType.Auto,) * len(AXES))
     # Tracing uses the devices of the mesh that is set.
     with jax.set_mesh(mesh):

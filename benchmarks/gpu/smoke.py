@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
-from rich.console import Console
 
 from benchmarks.bench.models import Networks, random_networks, random_prompts
 from benchmarks.bench.presets import PRESETS, Preset
@@ -177,8 +176,7 @@ def main() -> int:
     parser.add_argument("--lengths", type=int, nargs="+", default=[1, 3, 7], help="draft lengths to compare tokens at")
     parser.add_argument("--json", type=Path, help="file for the results")
     options = parser.parse_args()
-    console = Console(width=150, highlight=False, soft_wrap=True, markup=False)
-    results, failed = Results("benchmarks.gpu.smoke", options.preset, options.json, console), False
+    results, failed = Results("benchmarks.gpu.smoke", options.preset, options.json), False
     rows, notes = list[Row](), list[str]()
     for (name, precision, required), check in checks(PRESETS[options.preset], options.lengths, options.draws).items():
         passes, detail = measure(check, precision)

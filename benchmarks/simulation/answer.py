@@ -71,7 +71,7 @@ class Answer(NamedTuple):
 Pair = tuple[Point, Point]
 
 
-def both(point: Point, evidence: Evidence) -> Pair:
+def resolve_pair(point: Point, evidence: Evidence) -> Pair:
     """Return the point without drafts and the point itself, each resolved. Raises DoesNotFit."""
     plain = replace(point, draft_length=0, draft_lengths=(), draft_training=0.0)
     return resolve(plain, evidence), resolve(point, evidence)

@@ -3,19 +3,19 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.simulation.answer import Answer, Pair, answer, both, break_even, worth_of_training
+from benchmarks.simulation.answer import Answer, Pair, answer, break_even, resolve_pair, worth_of_training
 from benchmarks.simulation.machine import Evidence
 from benchmarks.simulation.point import Point
 from benchmarks.simulation.uncertainty import (
     Interval,
     Range,
     Swing,
-    driver,
+    input_ranges,
     interval,
     most_correlated,
-    sampled,
+    sample_answers,
+    strongest_input,
     swings,
-    unknown,
     with_inputs,
 )
 
@@ -88,9 +88,9 @@ def estimate(
     changes: dict[str, Any], pair: Pair, evidence: Evidence, ranges: Mapping[str, Range], samples: int
 ) -> Estimate:
     """Return the answer for a resolved pair, with intervals over samples of the ranges."""
-    central, drawn = answer(pair, evidence), sampled(pair, evidence, ranges, samples)
+    central, drawn = answer(pair, evidence), sample_answers(pair, evidence, ranges, samples)
     intervals = {name: interval([measure(each) for _, each in drawn]) for name, measure in MEASURES.items()}
-    return Estimate(changes, pair[1], central, drawn, intervals, driver(drawn, MEASURES["step_speedup"]))
+    return Estimate(changes, pair[1], central, drawn, intervals, strongest_input(drawn, MEASURES["step_speedup"]))
 
 
 def estimate_changed(
@@ -99,9 +99,9 @@ def estimate_changed(
     """Return the answer for one point of a sweep. A point that does not fit, or that is refused, has none."""
     try:
         changed = point.changed(changes)
-        pair = both(changed, evidence)
+        pair = resolve_pair(changed, evidence)
     except ValueError as error:
         return Estimate(changes, point, refused=str(error))
     given = {name: each for name, each in given.items() if name not in changes}
-    ranges = {name: each for name, each in unknown(changed, evidence, given).items() if name not in changes}
+    ranges = {name: each for name, each in input_ranges(changed, evidence, given).items() if name not in changes}
     return estimate(changes, pair, evidence, ranges, samples)

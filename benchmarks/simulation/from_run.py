@@ -28,7 +28,7 @@ LAST = 50
 # programs join.
 STAGES = {"other_s": ("data", "prepare", "reward"), "logprob_s": ("logprob",)}
 # Fields of a point that hold on the run's own machine alone.
-OF_THE_MACHINE = (*STAGES, "train_s", "draft_training", "slots", "phases", "gpus", "lag", "generation_gpus")
+MACHINE_FIELDS = (*STAGES, "train_s", "draft_training", "slots", "phases", "gpus", "lag", "generation_gpus")
 
 
 def read_evidence(directory: Path) -> tuple[dict[str, Any], Evidence]:
@@ -44,10 +44,10 @@ def read_evidence(directory: Path) -> tuple[dict[str, Any], Evidence]:
         "hardware": MEASURED,
         "measured_at": accepted.shape[1],
         "acceptance_length": float(1 + accepted.mean(0).sum()),
-        "draft_length": _whole(config, "rollout.draft_length"),
+        "draft_length": _integer(config, "rollout.draft_length"),
         "draft_lengths": tuple(config.get("rollout.draft_lengths", ())),
-        "sequences": _whole(config, "data.prompts") * _whole(config, "rollout.group_size"),
-        "limit_tokens": _whole(config, "rollout.max_new_tokens"),
+        "sequences": _integer(config, "data.prompts") * _integer(config, "rollout.group_size"),
+        "limit_tokens": _integer(config, "rollout.max_new_tokens"),
         "mean_tokens": float(np.mean(lengths)) if lengths else _median(run, "rollout/length_mean"),
     }
     rollout_mesh = "mesh" if config.get("asynchronous.lag") is None else "asynchronous.rollout_mesh"
@@ -78,17 +78,17 @@ def read_evidence(directory: Path) -> tuple[dict[str, Any], Evidence]:
 
 def _shards(config: dict[str, Any], mesh: str, axes: tuple[str, ...] = BATCH_AXES) -> int:
     """Return the devices of a mesh along some axes, those of data shards by default."""
-    return math.prod(_whole(config, f"{mesh}.{axis}") for axis in axes)
+    return math.prod(_integer(config, f"{mesh}.{axis}") for axis in axes)
 
 
 def _phases(config: dict[str, Any], sequences: int) -> tuple[Phase, ...]:
     """Return the phases of a data shard with so many sequences."""
     with refusing():
         rollout = RolloutConfig(
-            max_new_tokens=_whole(config, "rollout.max_new_tokens"),
+            max_new_tokens=_integer(config, "rollout.max_new_tokens"),
             phases=tuple((slots, window) for slots, window in config.get("rollout.phases", ())),
         )
-        return lay_out(rollout, sequences, _whole(config, "data.max_prompt_tokens"))
+        return lay_out(rollout, sequences, _integer(config, "data.max_prompt_tokens"))
 
 
 def _mixture(config: dict[str, Any]) -> tuple[Mixture | None, tuple[str, ...]]:
@@ -134,7 +134,7 @@ def _training(run: Run) -> tuple[float, float, tuple[str, ...]]:
     return max(float(policy_s), 0.0), draft_s, ()
 
 
-def _whole(config: dict[str, Any], name: str) -> int:
+def _integer(config: dict[str, Any], name: str) -> int:
     value = config.get(name)
     if type(value) is not int:
         raise ConfigError(f"config.json: {name} = {value!r}: must be a whole number")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_origin
 
 from benchmarks.simulation.answer import resolve, run
-from benchmarks.simulation.from_run import OF_THE_MACHINE, read_evidence
+from benchmarks.simulation.from_run import MACHINE_FIELDS, read_evidence
 from benchmarks.simulation.machine import Evidence
 from benchmarks.simulation.point import MEASURED, Point
 from benchmarks.simulation.uncertainty import Range
@@ -62,7 +62,7 @@ def with_run(args: SimulateArgs, argv: Sequence[str]) -> tuple[SimulateArgs, Evi
     if args.from_run is None:
         if args.hardware == MEASURED:
             raise ConfigError(f"hardware = {MEASURED}: needs --from-run, the run that measured its rounds")
-        return args, Evidence(acceptance_assumed=not _gives(argv, "--acceptance-length"))
+        return args, Evidence(acceptance_assumed=not _is_given(argv, "--acceptance-length"))
     if _sweeps(args, "hardware"):
         raise ConfigError("sweep = hardware: with --from-run, one machine at a time; must be given as --hardware")
     found, evidence = read_evidence(Path(args.from_run))
@@ -70,7 +70,7 @@ def with_run(args: SimulateArgs, argv: Sequence[str]) -> tuple[SimulateArgs, Evi
         with refusing():
             own = resolve(Point(**found), evidence)
         evidence = evidence._replace(modelled_s=run(own, evidence).generation)
-    if _gives(argv, "--draft-length"):
+    if _is_given(argv, "--draft-length"):
         found["draft_lengths"] = ()
     args = parse(SimulateArgs, argv, PROGRAM, **found)
     if args.hardware == MEASURED:
@@ -79,14 +79,14 @@ def with_run(args: SimulateArgs, argv: Sequence[str]) -> tuple[SimulateArgs, Evi
         if not evidence.cells:
             raise ConfigError(f"from_run = {args.from_run}: holds no {COST_TABLE}; --hardware must name a device")
         return args, evidence
-    if not _gives(argv, "--model") and not _sweeps(args, "model"):
+    if not _is_given(argv, "--model") and not _sweeps(args, "model"):
         raise ConfigError("hardware = " + args.hardware + ": with --from-run, needs --model, whose rounds it computes")
     # On other hardware, only acceptance and lengths hold.
-    found = {name: value for name, value in found.items() if name not in OF_THE_MACHINE}
+    found = {name: value for name, value in found.items() if name not in MACHINE_FIELDS}
     return parse(SimulateArgs, argv, PROGRAM, **found), evidence
 
 
-def _gives(argv: Sequence[str], option: str) -> bool:
+def _is_given(argv: Sequence[str], option: str) -> bool:
     return any(word.partition("=")[0] == option for word in argv)
 
 
@@ -94,7 +94,7 @@ def _sweeps(args: SimulateArgs, name: str) -> bool:
     return any(field.path == name for field, _ in _assignments("sweep", args.sweep))
 
 
-def swept(args: SimulateArgs) -> list[dict[str, Any]]:
+def sweep_points(args: SimulateArgs) -> list[dict[str, Any]]:
     """Return the changed fields of each point of a sweep; [{}] without one. Raises ConfigError."""
     axes = [*_assignments("sweep", args.sweep)]
     if args.from_run is None and any(MEASURED in values for _, values in axes):

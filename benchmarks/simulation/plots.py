@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.simulation.acceptance import acceptance_length, bisect
-from benchmarks.simulation.answer import both, run
+from benchmarks.plotting import figure, label
+from benchmarks.simulation.acceptance import acceptance_length, first_rate
+from benchmarks.simulation.answer import resolve_pair, run
 from benchmarks.simulation.machine import Evidence, round_costs, sheet_model
 from benchmarks.simulation.point import MEASURED, Point
-from benchmarks.simulation.uncertainty import Interval, interval, sampled, unknown
-from launch.cli.pyplot import load_pyplot
+from benchmarks.simulation.uncertainty import Interval, input_ranges, interval, sample_answers
 
 DRAFT_LENGTHS = (1, 2, 3, 4, 5, 6, 7)
 LAGS = (0, 1, 2)
+ROWS = np.unique(np.geomspace(1, 256, 25).round())
 # Samples of an interval.
 SAMPLES = 12
 
@@ -29,26 +30,23 @@ def save_plots(directory: str, point: Point, evidence: Evidence) -> None:
         "live_batch": _live_batch,
         "break_even": _break_even,
     }
-    plt = load_pyplot()
     for name, draw in plots.items():
         if name == "round_parts" and (point.hardware == MEASURED or point.draft == "block"):
             continue  # measured rounds have no parts; those of a block draft are not told apart
-        figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-        draw(axes, point, evidence)
-        figure.savefig(Path(directory) / f"{name}.png", dpi=150)
-        plt.close(figure)
+        with figure(Path(directory) / f"{name}.png") as axes:
+            draw(axes, point, evidence)
 
 
 def _heat_map(axes: Any, point: Point, evidence: Evidence) -> None:
     """Draw the step's speed-up by draft length and acceptance of position 1."""
     rates = np.linspace(0.4, 0.95, 12)
-    plain = run(both(replace(point, draft_length=0, draft_lengths=()), evidence)[0], evidence).step
+    plain = run(resolve_pair(replace(point, draft_length=0, draft_lengths=()), evidence)[0], evidence).step
     table = np.zeros((len(rates), len(DRAFT_LENGTHS)))
     for column, k in enumerate(DRAFT_LENGTHS):
         for row, rate in enumerate(rates):
             length = float(acceptance_length(rate, k))
             tried = replace(point, draft_length=k, draft_lengths=(), acceptance_length=length, measured_at=k)
-            table[row, column] = plain / run(both(tried, evidence)[1], evidence).step
+            table[row, column] = plain / run(resolve_pair(tried, evidence)[1], evidence).step
     most = max(abs(np.log(table)).max(), 0.05)
     shown = axes.pcolormesh(DRAFT_LENGTHS, rates, np.log(table), cmap="RdBu", vmin=-most, vmax=most, shading="nearest")
     for column, k in enumerate(DRAFT_LENGTHS):
@@ -68,73 +66,65 @@ def _by_gpus(axes: Any, point: Point, evidence: Evidence) -> None:
         for count in counts:
             try:
                 tried = point.changed({"gpus": count, "lag": lag, "generation_gpus": 0})
-                pair = both(tried, evidence)
+                pair = resolve_pair(tried, evidence)
             except ValueError:  # it does not fit
                 continue
-            drawn = sampled(pair, evidence, unknown(tried, evidence, {}), SAMPLES)
+            drawn = sample_answers(pair, evidence, input_ranges(tried, evidence, {}), SAMPLES)
             found.append((count, interval([each.step_speedup for _, each in drawn])))
         values = np.array([each for _, each in found]).reshape(-1, 3)
         (line,) = axes.plot([count for count, _ in found], values[:, 0], marker="o", label=f"lag {lag}")
         axes.fill_between([count for count, _ in found], values[:, 1], values[:, 2], alpha=0.15, color=line.get_color())
     axes.set_xscale("log", base=2)
     axes.axhline(1.0, color="grey", linewidth=1)
-    _name(axes, "GPUs", "speed-up of a step")
+    label(axes, "GPUs", "speed-up of a step")
 
 
 def _round_cost(axes: Any, point: Point, evidence: Evidence) -> None:
     """Draw the seconds of a round over those without drafts, by rows."""
-    rows, costs = _rows(point), round_costs(point, evidence)
-    positions = rows * (point.prompt_tokens + point.mean_tokens / 2)
-    for k in (1, 3, 5, 7):
-        axes.plot(rows, costs(rows, positions, k) / costs(rows, positions, 0), marker=".", label=f"k = {k}")
+    for k, costs in _relative_costs(point, evidence).items():
+        axes.plot(ROWS, costs, marker=".", label=f"k = {k}")
     axes.set_xscale("log", base=2)
-    _name(axes, "rows decoded together", "seconds of a round / without drafts")
+    label(axes, "rows decoded together", "seconds of a round / without drafts")
 
 
 def _round_parts(axes: Any, point: Point, evidence: Evidence) -> None:
     """Draw what a round consists of, by rows."""
-    rows, k = _rows(point), max(point.lengths)
-    parts = sheet_model(point).parts(rows, rows * (point.prompt_tokens + point.mean_tokens / 2), k)
-    axes.stackplot(rows, [1e3 * np.broadcast_to(part, rows.shape) for part in parts.values()], labels=list(parts))
+    k = max(point.lengths)
+    parts = sheet_model(point).parts(ROWS, _positions(point), k)
+    axes.stackplot(ROWS, [1e3 * np.broadcast_to(part, ROWS.shape) for part in parts.values()], labels=list(parts))
     axes.set_xscale("log", base=2)
-    _name(axes, "rows decoded together", f"milliseconds of a round, k = {k}")
+    label(axes, "rows decoded together", f"milliseconds of a round, k = {k}")
 
 
 def _live_batch(axes: Any, point: Point, evidence: Evidence) -> None:
     """Draw the live rows of a replica over time, and the draft length that is best at each moment."""
     automatic = replace(point, draft_lengths=(0, *DRAFT_LENGTHS), draft_length=0)
-    timeline = run(both(automatic, evidence)[1], evidence).timeline
+    timeline = run(resolve_pair(automatic, evidence)[1], evidence).timeline
     seconds = [moment.seconds for moment in timeline]
     axes.step(seconds, [moment.live for moment in timeline], where="post", label="live rows")
     other = axes.twinx()
     lengths = [moment.draft_length for moment in timeline]
     other.step(seconds, lengths, where="post", color="tab:orange", label="draft length")
     other.set_ylabel("draft length chosen")
-    _name(axes, "seconds", "live rows of a replica")
+    label(axes, "seconds", "live rows of a replica")
 
 
 def _break_even(axes: Any, point: Point, evidence: Evidence) -> None:
     """Draw the acceptance of position 1 at which a round with drafts is as fast as the rounds it replaces."""
-    rows, costs = _rows(point), round_costs(point, evidence)
-    positions = rows * (point.prompt_tokens + point.mean_tokens / 2)
-    for k in (1, 3, 5, 7):
-        cost = np.array(costs(rows, positions, k) / costs(rows, positions, 0))
+    for k, costs in _relative_costs(point, evidence).items():
         most = float(acceptance_length(1.0, k))
-        needed = [
-            bisect(lambda rate, c=c, k=k: float(acceptance_length(rate, k)) - c, 0.0, 1.0) if c <= most else np.nan
-            for c in cost
-        ]
-        axes.plot(rows, needed, marker=".", label=f"k = {k}")
+        needed = [first_rate(max(cost, 1.0), k) if cost <= most else np.nan for cost in costs]
+        axes.plot(ROWS, needed, marker=".", label=f"k = {k}")
     axes.set_xscale("log", base=2)
     axes.set_ylim(0, 1.02)
-    _name(axes, "rows decoded together", "break-even acceptance of position 1")
+    label(axes, "rows decoded together", "break-even acceptance of position 1")
 
 
-def _rows(point: Point) -> np.ndarray:
-    return np.unique(np.geomspace(1, 256, 25).round())
+def _relative_costs(point: Point, evidence: Evidence) -> dict[int, np.ndarray]:
+    """Return the seconds of a round with drafts over one without, by draft length, for each of ROWS."""
+    costs, positions = round_costs(point, evidence), _positions(point)
+    return {k: np.array(costs(ROWS, positions, k) / costs(ROWS, positions, 0)) for k in (1, 3, 5, 7)}
 
 
-def _name(axes: Any, x: str, y: str) -> None:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.legend(fontsize="small")
+def _positions(point: Point) -> np.ndarray:
+    return ROWS * (point.prompt_tokens + point.mean_tokens / 2)

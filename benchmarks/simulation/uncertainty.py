@@ -47,7 +47,7 @@ class Swing(NamedTuple):
 Measure = Callable[[Answer], float]
 
 
-def unknown(point: Point, evidence: Evidence, given: Mapping[str, Range]) -> dict[str, Range]:
+def input_ranges(point: Point, evidence: Evidence, given: Mapping[str, Range]) -> dict[str, Range]:
     """Return the ranges of a point's inputs by name. given: ranges that replace these."""
     found: dict[str, Range] = {}
     if point.draft_length or point.draft_lengths:
@@ -112,7 +112,7 @@ def _of_sheets(point: Point) -> dict[str, Range]:
     return found
 
 
-def sampled(
+def sample_answers(
     pair: Pair, evidence: Evidence, ranges: Mapping[str, Range], samples: int
 ) -> list[tuple[dict[str, float], Answer]]:
     """Return inputs drawn from their ranges, with their answers: a Latin hypercube, the same in every call."""
@@ -125,7 +125,7 @@ def sampled(
     return [(values, answer(with_inputs(pair, values), evidence, seed=i)) for i, values in enumerate(drawn)]
 
 
-def driver(drawn: Sequence[tuple[Mapping[str, float], Answer]], measure: Measure) -> str | None:
+def strongest_input(drawn: Sequence[tuple[Mapping[str, float], Answer]], measure: Measure) -> str | None:
     """Return the input on which a result depends most. See `most_correlated`."""
     return most_correlated([inputs for inputs, _ in drawn], [measure(found) for _, found in drawn])
 

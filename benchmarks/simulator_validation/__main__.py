@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.simulator_validation import others, own, paper_8b, paper_235b, rounds_gpu
+from benchmarks.simulator_validation import bench_results, paper_8b, paper_235b, published, rounds_gpu
 from benchmarks.simulator_validation.cells import Section
 from benchmarks.simulator_validation.page import page, results
 
@@ -25,10 +25,10 @@ def sections_without_mechanisms() -> Iterator[Section]:
     """Yield the sections that fit no mechanism, in a few seconds."""
     yield paper_8b.acceptance()
     yield from (paper_235b.two_constants(), paper_235b.sheets_alone())
-    yield others.steps()
-    yield from others.rounds()
+    yield published.steps()
+    yield from published.rounds()
     yield rounds_gpu.section()
-    yield from own.sections()
+    yield from bench_results.sections()
 
 
 def main() -> None:

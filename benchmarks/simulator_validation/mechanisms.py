@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 from scipy.optimize import least_squares
 
-from benchmarks.simulator_validation.eight_b import FITTED, GENERATION, ROOFLINE, WORKLOADS, Fit, Workload
+from benchmarks.simulator_validation.paper_8b_rollouts import FITTED, GENERATION, ROOFLINE, WORKLOADS, Fit, Workload
 from specjax.cost import EngineProfile
 
 # A mechanism passes if the median and the worst error of the ten other cells are within these.

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks.simulator_validation.cells import WIDE, Cell, Section
-from benchmarks.simulator_validation.others import UNPREDICTABLE
+from benchmarks.simulator_validation.published import UNPREDICTABLE
 
 COMMAND = "python -m benchmarks.simulator_validation"
 # Significant digits of the results, so that another machine's rounding changes nothing.

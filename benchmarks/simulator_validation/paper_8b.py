@@ -8,8 +8,8 @@ from benchmarks.simulation.acceptance import DECAY, predict_length
 from benchmarks.simulation.point import Point
 from benchmarks.simulation.step import step_seconds
 from benchmarks.simulator_validation.cells import Cell, Kind, Section
-from benchmarks.simulator_validation.eight_b import AUTOREGRESSIVE, BASE, FITTED, GENERATION, ROOFLINE, Fit
 from benchmarks.simulator_validation.mechanisms import LINEAR, MEDIAN, WORST, FittedMechanism, fitted_mechanisms
+from benchmarks.simulator_validation.paper_8b_rollouts import AUTOREGRESSIVE, BASE, FITTED, GENERATION, ROOFLINE, Fit
 from specjax.cost import find_engine
 
 SOURCE = "arXiv 2604.26779, Qwen3-8B on 32 GB200, NeMo RL 0.6 with vLLM 0.17"

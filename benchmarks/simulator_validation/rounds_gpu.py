@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 
+from benchmarks.simulator_validation.bench_results import RESULTS
 from benchmarks.simulator_validation.cells import Cell, Section, rows_of
-from benchmarks.simulator_validation.others import ROOFLINE, cost, model_of, plain_ms
-from benchmarks.simulator_validation.own import RESULTS
+from benchmarks.simulator_validation.published import ROOFLINE, cost, model_of, plain_ms
 
 FILE = RESULTS / "rounds_h100.txt"
 MODEL, HARDWARE = "qwen3-8b", "h100"

@@ -1,6 +1,6 @@
 """A small point to simulate, and readers of options and answers, for tests."""
 
-from benchmarks.simulation.answer import answer, both
+from benchmarks.simulation.answer import Arm, answer, resolve_pair, run
 from benchmarks.simulation.machine import Evidence
 from benchmarks.simulation.options import SimulateArgs, with_run
 from benchmarks.simulation.point import Point
@@ -15,5 +15,13 @@ def read_options(*argv: str) -> tuple[SimulateArgs, Evidence]:
 
 
 def speedups(point: Point, evidence: Evidence = NONE) -> tuple[float, float]:
-    found = answer(both(point, evidence), evidence)
+    found = answer(resolve_pair(point, evidence), evidence)
     return found.generation_speedup, found.step_speedup
+
+
+def run_plain(point: Point, evidence: Evidence = NONE) -> Arm:
+    return run(resolve_pair(point, evidence)[0], evidence)
+
+
+def run_drafted(point: Point, evidence: Evidence = NONE) -> Arm:
+    return run(resolve_pair(point, evidence)[1], evidence)

@@ -32,21 +32,16 @@ from benchmarks.bench.sections.decoding import (
 )
 from benchmarks.bench.sections.generation import acceptance
 from benchmarks.bench.sections.layout import Runs
-from benchmarks.bench.sections.trained import trained
 from benchmarks.bench.sections.update import Gradient, head_gradient, policy_gradient, update
 from benchmarks.bench.stubs import STOP, forced_lengths
 from benchmarks.bench.timers import rollout_timer
-from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
-from launch.cli.recipes import load_recipe
 from launch.plan.flops import flops
 from specjax import kernels
 from specjax.cost import HARDWARE, Cell
 from specjax.keys import seed_step, sequence_keys
-from specjax.parallel.mesh import MeshConfig
 from specjax.rollout.plan import RolloutConfig
 from tests.benchmarks.presets import SMALL
-from tests.launch.programs import LEAST, changed_recipe, leave_run
 from tests.refusals import refuses
 from tests.specjax.training import AS_SHIPPED
 
@@ -178,8 +173,9 @@ def test_rounds_are_timed_and_put_in_tables_and_plots(
 @pytest.mark.slow
 def test_layouts_are_put_in_a_table(networks: Networks):
     section = layout.layout(networks, replace(SMALL, gradients=False, repeats=1))
-    assert [row["what"] for row in section.rows] == ["phases", "windows", "queue", "prefill shared by a group"]
-    assert section.notes[-1].startswith("the ladder is left out")
+    names = ["phases", "windows", "queue", "fewer slots after a queue", "prefill shared by a group"]
+    assert [row["what"] for row in section.rows] == names
+    assert section.notes[-1].startswith("ladder not measured")
     for row in section.rows:
         off, on = row["off s"], row["on s"]
         assert isinstance(off, float) and isinstance(on, float)
@@ -187,7 +183,9 @@ def test_layouts_are_put_in_a_table(networks: Networks):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [layout.phases, layout.windows, layout.queue, layout.shared_prefill])
+@pytest.mark.parametrize(
+    "make", [layout.phases, layout.windows, layout.queue, layout.phases_after_queue, layout.shared_prefill]
+)
 def test_compared_rollouts_do_the_same_work(networks: Networks, make: Callable[[Networks, Preset], Runs]):
     """Completions have the same lengths in both; only rounds, slots or prompts differ."""
 
@@ -282,30 +280,12 @@ def test_everything_measured_is_kept_when_a_later_section_fails(
     [
         ("--preset huge", "preset = huge: "),
         ("--sections floor roof", "sections = roof: "),
-        ("--sections trained", "sections = trained: "),
         ("--repeats 0", "repeats = 0: "),
         ("--contexts 1024 0", "contexts = (1024, 0): "),
         ("--json nowhere/at/all.json", "json = nowhere/at/all.json: "),
         ("--plots /dev/null/plots", "plots = /dev/null/plots: "),
-        ("--checkpoint runs/x", "checkpoint = runs/x, recipe = None: "),
-        pytest.param("--recipe tiny --checkpoint nowhere", "checkpoint = nowhere: ", marks=pytest.mark.slow),
     ],
 )
 def test_bad_input_is_refused_before_anything_is_measured(options: str, message: str):
     with refuses(message, ConfigError):
         bench.main(options.split())
-
-
-@pytest.mark.slow
-def test_a_recipe_with_too_few_held_out_prompts_is_refused(tmp_path: Path):
-    experiment = build_experiment(replace(load_recipe("tiny"), mesh=MeshConfig()))
-    leave_run(tmp_path, experiment)
-    count = len(experiment.held_out_prompts.rows)
-    with refuses(f"recipe = tiny: ...{count}", ConfigError):
-        trained(tmp_path, "newest", "tiny", count + 1)
-
-
-def test_a_trained_run_with_a_rollout_of_its_own_is_refused(tmp_path: Path):
-    recipe = changed_recipe("tiny", repr(LEAST | {"rollout.function": "examples.fork_rollout:rollout"}))
-    with refuses("rollout.function = examples.fork_rollout:rollout: ", ConfigError):
-        trained(tmp_path, "newest", recipe, 1)

@@ -81,7 +81,7 @@ def test_a_host_callback_is_counted():
     for function, count in ((called, 1), (jnp.sin, 0)):
         compiled = jax.jit(function).lower(x).compile()
         lines = [line for lines in Program(compiled.as_text()).computations.values() for line in lines]
-        assert program.held(lines, compiled)["calls of the host"] == count
+        assert program.program_costs(lines, compiled)["calls of the host"] == count
 
 
 ROWS, MATRICES, INNER, OUTER = 65_536, 128, 2048, 768

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 from benchmarks.simulate import main
-from benchmarks.simulation.answer import SHRINKING, both, break_even, run, worth_of_training
+from benchmarks.simulation.answer import SHRINKING, break_even, resolve_pair, run, worth_of_training
 from benchmarks.simulation.machine import memory, round_costs, sheet_model, stages
 from benchmarks.simulation.point import Point
-from benchmarks.simulation.uncertainty import Range, interval, sampled, unknown
+from benchmarks.simulation.uncertainty import Range, input_ranges, interval, sample_answers
 from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
 from specjax.cost import find_engine
-from tests.benchmarks.points import NONE, SMALL, read_options, speedups
+from tests.benchmarks.points import NONE, SMALL, read_options, run_drafted, run_plain, speedups
 from tests.refusals import refuses
 
 
@@ -108,19 +108,19 @@ def test_nonsense_is_refused_in_one_line(options: str, message: str):
 
 def test_ranges_stay_within_what_is_allowed():
     point = replace(SMALL, mean_tokens=1.0, other_s=1e6, layer_us=1e6, length_spread=4.0)
-    found = unknown(point, NONE, {})
+    found = input_ranges(point, NONE, {})
     assert found["other_s"][:2] == (5e5, 1e6) and found["layer_us"].high == 1e6 and found["length_spread"].high == 4
     assert found["mean_tokens"].low == 1
 
 
 def test_samples():
     """Seconds of training follow the tokens of a sample; a default acceptance is less sure than a given one."""
-    pair = both(replace(SMALL, train_s=10.0, draft_length=0), NONE)
+    pair = resolve_pair(replace(SMALL, train_s=10.0, draft_length=0), NONE)
     ranges = {"mean_tokens": Range(50.0, 150.0, ""), "train_s": Range(8.0, 12.0, "")}
-    for values, found in sampled(pair, NONE, ranges, 3):
+    for values, found in sample_answers(pair, NONE, ranges, 3):
         assert found.plain.stages.train == pytest.approx(values["train_s"] * values["mean_tokens"] / 100)
     asked = [read_options(*words) for words in ((), ("--acceptance-length", "2.8"))]
-    default, given = (unknown(args.point, evidence, {})["acceptance_length"] for args, evidence in asked)
+    default, given = (input_ranges(args.point, evidence, {})["acceptance_length"] for args, evidence in asked)
     assert default.high - default.low > 5 * (given.high - given.low)
 
 
@@ -132,14 +132,14 @@ def test_an_interval_is_of_its_samples_alone():
 def test_more_is_never_slower():
     for engine in ("specjax", "vllm-0.17"):
         point = replace(SMALL, engine=engine)
-        taken = [run(both(replace(point, acceptance_length=x), NONE)[1], NONE).step for x in (1.0, 2.0, 3.0, 4.0)]
+        taken = [run_drafted(replace(point, acceptance_length=x)).step for x in (1.0, 2.0, 3.0, 4.0)]
         assert taken == sorted(taken, reverse=True)
         assert speedups(replace(point, draft_length=0)) == (1.0, 1.0)
-    base = run(both(SMALL, NONE)[1], NONE)
-    assert run(both(replace(SMALL, bandwidth_share=1.0), NONE)[1], NONE).generation < base.generation
+    base = run_drafted(SMALL)
+    assert run_drafted(replace(SMALL, bandwidth_share=1.0)).generation < base.generation
     for name in ("compute_share", "training_share"):
-        assert run(both(replace(SMALL, **{name: 1.0}), NONE)[1], NONE).step <= base.step
-    two, four = (run(both(replace(SMALL, model="qwen3-0.6b", gpus=gpus), NONE)[1], NONE) for gpus in (2, 4))
+        assert run_drafted(replace(SMALL, **{name: 1.0})).step <= base.step
+    two, four = (run_drafted(replace(SMALL, model="qwen3-0.6b", gpus=gpus)) for gpus in (2, 4))
     assert two.step > four.step
 
 
@@ -151,29 +151,29 @@ def test_stages():
     vllm = stages(Point(training_share=0.5, engine="vllm-0.17", draft_training=0.1), 1e6, 4)
     assert vllm.logprob == pytest.approx(0.4 * vllm.train) and vllm.train == pytest.approx(2 * found.train)
     assert vllm.movement == pytest.approx(0.3, rel=0.1) and vllm.draft_training == pytest.approx(0.1 * vllm.train)
-    assert "logprob_share" not in unknown(Point(), NONE, {})
-    assert unknown(Point(engine="vllm-0.17"), NONE, {})["logprob_share"][:2] == (0.25, 0.6)
+    assert "logprob_share" not in input_ranges(Point(), NONE, {})
+    assert input_ranges(Point(engine="vllm-0.17"), NONE, {})["logprob_share"][:2] == (0.25, 0.6)
     given = stages(Point(train_s=10.0, logprob_s=4.0), 1e6, 4)
     assert (given.train, given.logprob) == (20, 8)
 
 
 def test_lag_hides_generation():
-    synchronous, late = (run(both(replace(SMALL, lag=lag), NONE)[1], NONE) for lag in (0, 1))
+    synchronous, late = (run_drafted(replace(SMALL, lag=lag)) for lag in (0, 1))
     assert synchronous.exposed == pytest.approx(synchronous.generation)
     assert late.exposed < late.generation and 0 < late.generation_gpus < SMALL.gpus
     alone = replace(SMALL, lag=1, generation_gpus=2)
-    assert run(both(alone, NONE)[1], NONE).generation_gpus == 2
+    assert run_drafted(alone).generation_gpus == 2
 
 
 def test_whether_drafts_pay():
-    pair = both(replace(SMALL, draft_training=0.2), NONE)
+    pair = resolve_pair(replace(SMALL, draft_training=0.2), NONE)
     length = break_even(pair, NONE)
     assert 1 < length < 3
     at_it = run(replace(pair[1], acceptance_length=length), NONE).step
     assert at_it == pytest.approx(run(pair[0], NONE).step, rel=1e-3)
     assert 0 < worth_of_training(pair, NONE) < 3
-    assert worth_of_training(both(SMALL, NONE), NONE) == pytest.approx(0, abs=1e-3)
-    assert break_even(both(replace(SMALL, draft_training=10.0, train_s=10.0), NONE), NONE) == math.inf
+    assert worth_of_training(resolve_pair(SMALL, NONE), NONE) == pytest.approx(0, abs=1e-3)
+    assert break_even(resolve_pair(replace(SMALL, draft_training=10.0, train_s=10.0), NONE), NONE) == math.inf
 
 
 def test_the_default_phases_are_those_of_the_mixtures():
@@ -182,7 +182,7 @@ def test_the_default_phases_are_those_of_the_mixtures():
         assert [slots[0] // divisor for divisor in SHRINKING] == slots
     few = replace(SMALL, sequences=4 * 32)
     shrinking, whole, free = (
-        run(both(each, NONE)[0], NONE) for each in (few, replace(few, phases=(32,)), replace(few, engine="vllm-0.17"))
+        run_plain(each) for each in (few, replace(few, phases=(32,)), replace(few, engine="vllm-0.17"))
     )
     assert (shrinking.phases, whole.phases, free.phases) == ((32, 8, 2), (32,), ())
     assert shrinking.generation < whole.generation
@@ -197,14 +197,14 @@ def test_memory():
     assert memory(replace(SMALL, lag=1), 0).training == memory(replace(SMALL, engine="vllm-0.17"), 0).training == 0
     assert held.slots == int((0.95 * held.device - held.weights - held.training) // held.sequence)
     with refuses("tensor = 1: ...training state"):
-        both(replace(SMALL, gpus=1), NONE)
+        resolve_pair(replace(SMALL, gpus=1), NONE)
     # 1,000 sequences of a device do not fit, given as slots or as phases; 8 sequences fit in any number of slots.
     many = replace(SMALL, sequences=4000)
     for field, value in {"slots": 1000, "phases": (1000, 4)}.items():
         with refuses(f"{field} = 1000: ...at most as many"):
-            both(replace(many, **{field: value}), NONE)
-        assert both(replace(SMALL, **{field: value}), NONE)[1].phases in ((), (1000, 4))
-    _ = both(replace(many, engine="vllm-0.17", phases=(9999,)), NONE)  # it has no phases
+            resolve_pair(replace(many, **{field: value}), NONE)
+        assert resolve_pair(replace(SMALL, **{field: value}), NONE)[1].phases in ((), (1000, 4))
+    _ = resolve_pair(replace(many, engine="vllm-0.17", phases=(9999,)), NONE)  # it has no phases
     assert memory(replace(SMALL, engine="vllm-0.17"), 42.0).sequence == pytest.approx(held.sequence / 10)
     assert memory(replace(SMALL, tensor=4), 0).weights == pytest.approx(held.weights / 4)
 
@@ -213,7 +213,7 @@ def test_experts_are_spread_over_devices_with_the_same_rows():
     """In specjax a replica is all of them; elsewhere each group of `tensor` devices has rows of its own."""
     mixture = replace(SMALL, model="qwen3-30b-a3b", gpus=8, tensor=2, expert=4, sequences=64, slots=64)
     assert (mixture.replica, replace(mixture, engine="vllm-0.17").replica) == (4, 2)
-    arms = [run(both(replace(mixture, engine=engine), NONE)[0], NONE) for engine in ("specjax", "vllm-0.17")]
+    arms = [run_plain(replace(mixture, engine=engine)) for engine in ("specjax", "vllm-0.17")]
     assert [arm.slots for arm in arms] == [32, 16]
     with refuses("generation_gpus = 2: ...replica, 4"):
         replace(mixture, lag=1, generation_gpus=2)

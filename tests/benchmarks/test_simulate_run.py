@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from benchmarks.simulate import main
-from benchmarks.simulation.answer import both, run
+from benchmarks.simulation.answer import resolve_pair, run
 from benchmarks.simulation.machine import Evidence, round_costs
 from benchmarks.simulation.options import SimulateArgs
-from benchmarks.simulation.uncertainty import unknown
+from benchmarks.simulation.uncertainty import input_ranges
 from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
 from launch.run.recorded import as_recorded
 from specjax.types import Mixture
-from tests.benchmarks.points import read_options, speedups
+from tests.benchmarks.points import read_options, run_drafted, run_plain, speedups
 from tests.launch.run_directories import write_lines, write_run
 from tests.refusals import refuses
 
@@ -50,16 +50,16 @@ def test_from_a_run(measured: Path, capsys: pytest.CaptureFixture[str]):
     assert args.acceptance_length == pytest.approx(expected) and args.measured_at == 3
     assert (args.sequences, args.slots, args.prompt_tokens, args.limit_tokens) == (24, 24, 20, 100)
     assert (args.train_s, args.logprob_s, args.other_s, args.mean_tokens) == (3, 3, 9, 45)
-    plain = run(both(args.point, evidence)[0], evidence)
+    plain = run_plain(args.point, evidence)
     # The longest of 24 quantiles of the measured lengths; every round pays for all slots.
     assert plain.generation == pytest.approx(90 * 0.28, rel=0.1)
     assert 1.2 < speedups(args.point, evidence)[0] < expected / 2 * 1.01
-    assert {"acceptance_length", "train_s"} <= set(unknown(args.point, evidence, {}))
-    assert "bandwidth_share" not in unknown(args.point, evidence, {})
+    assert {"acceptance_length", "train_s"} <= set(input_ranges(args.point, evidence, {}))
+    assert "bandwidth_share" not in input_ranges(args.point, evidence, {})
     assert main(["--from-run", str(measured), "--draft-length", "1", "--samples", "4"]) == 0
     said = capsys.readouterr().out
     assert "measured 20 s, modelled" in said and f"{evidence.modelled_s / 20 - 1:+.0%}" in said
-    own = run(both(args.point, evidence)[1], evidence)
+    own = run_drafted(args.point, evidence)
     assert evidence.modelled_s == pytest.approx(own.generation), "of the run's own draft length"
     assert "4 measured rounds" in said and "never probed" not in said
     more, _ = read_options("--from-run", str(measured), "--hardware", "h100", "--model", "qwen3-8b")
@@ -114,7 +114,7 @@ def test_training_the_draft_counts_with_drafts_alone(measured: Path):
     edited(measured, time__step=20.0, time__generation=math.nan, time__draft_training=0.05)
     args, evidence = edited(measured)
     assert (args.train_s, args.draft_training, evidence.notes) == (2, pytest.approx(0.5), ())
-    plain, drafted = (run(point, evidence).stages for point in both(args.point, evidence))
+    plain, drafted = (run(point, evidence).stages for point in resolve_pair(args.point, evidence))
     assert (plain.train, plain.draft_training, drafted.draft_training) == (2, 0, pytest.approx(1))
     assert "never probed" in edited(measured, time__train=math.nan)[1].notes[0]
 
@@ -132,9 +132,9 @@ def test_an_asynchronous_run(measured: Path, devices: int, tensor: int, training
     share = training / (1 + training)
     assert (args.lag, args.gpus, args.generation_gpus) == (1, 1 + training, 1) and evidence.generation_s == 19
     assert args.slots == 24 and args.train_s == pytest.approx(18 * share)
-    assert run(both(args.point, evidence)[1], evidence).stages.train == pytest.approx(18)
+    assert run_drafted(args.point, evidence).stages.train == pytest.approx(18)
     alone = replace(args.point, lag=0)
-    assert run(both(alone, evidence)[1], evidence).stages.train == pytest.approx(18 * share)
+    assert run_drafted(alone, evidence).stages.train == pytest.approx(18 * share)
     elsewhere, _ = read_options("--from-run", str(measured), "--hardware", "h100", "--model", "qwen3-8b")
     assert (elsewhere.lag, elsewhere.gpus, elsewhere.generation_gpus) == (0, 8, 0)
 

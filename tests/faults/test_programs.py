@@ -19,7 +19,6 @@ PROGRAMS = {
     "compare": ("gsm8k",),
     "export": ("gsm8k", "--out", "new"),
     "diagnose": ("gsm8k",),
-    "bench.__main__": ("--recipe", "gsm8k"),
 }
 
 
@@ -44,7 +43,7 @@ def test_row_31_a_missing_checkpoint_is_refused_before_anything_is_loaded(
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(f"launch.{program}")
     # The function that a program calls after it has parsed its command line.
-    for name in ("build_experiment", "new_output_directory", "check_policy_source", "trained"):
+    for name in ("build_experiment", "new_output_directory", "check_policy_source"):
         monkeypatch.delattr(module, name, raising=False)
     words = [*PROGRAMS[program], "--checkpoint", directory, "--checkpoint-step", step]
     with refuses(expected, ConfigError):

@@ -50,4 +50,8 @@ class Unsupported(ValueError):
 
 def failure(error: Exception) -> str:
     """Return one line about a peer's error for the table, so that the error does not end the bench."""
+    if isinstance(error, ImportError):
+        return f"not installed ({error.name or error})"
+    if isinstance(error, Unsupported):
+        return str(error)
     return f"{type(error).__name__}: {(str(error).strip() or 'no reason given').splitlines()[0]}"

@@ -1,7 +1,7 @@
 """Section on the generation speed-up, by draft length and forced acceptance."""
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -14,39 +14,32 @@ from benchmarks.bench.rollout_timer import RolloutTime
 from benchmarks.bench.timers import rollout_timer
 from launch.timing import interleaved
 from specjax.rollout.plan import RolloutConfig
-from specjax.types import Prompts
-
-NOTES = (
-    "alpha: acceptance length, active rows only; cost: seconds of a round over those of an autoregressive round",
-    "whole completions including prefill, interleaved with autoregressive decoding",
-)
 
 
 def acceptance(networks: Networks, preset: Preset) -> Section:
     """Measure the speed-up over autoregressive decoding at forced acceptance rates."""
-    prompts = random_prompts(networks, preset.batch, preset.prompt)
     title = f"speed-up at forced acceptance, batch {preset.batch}, {preset.prompt} + {preset.new} tokens"
-    note = "forced acceptance: drafter and verifier do all their work, but the output distribution is not kept"
+    notes = [
+        "forced acceptance: drafter and verifier do all their work, but the output distribution is not kept",
+        "alpha: acceptance length, active rows only; cost: seconds of a round over those of an autoregressive round",
+        "whole completions including prefill, interleaved with autoregressive decoding",
+        NO_ROOM,
+    ]
+    return Section(title, where_it_fits({"k": None}, partial(_speedups, networks, preset)), notes)
+
+
+def _speedups(networks: Networks, preset: Preset) -> list[Row]:
+    """Return a row for each draft length and rate, measured interleaved with autoregressive decoding."""
+    prompts = random_prompts(networks, preset.batch, preset.prompt)
     config = RolloutConfig(group_size=1, max_new_tokens=preset.new)
-    rows = where_it_fits({"k": None}, partial(speedups, networks, prompts, preset, config, preset.rates))
-    return Section(title, rows, [note, *NOTES, NO_ROOM])
-
-
-def speedups(
-    networks: Networks, prompts: Prompts, preset: Preset, config: RolloutConfig, rates: Sequence[float] | None
-) -> list[Row]:
-    """Return a row for each draft length and rate, measured interleaved with autoregressive decoding.
-
-    rates: forced acceptance rates. None: sample as in training, so that acceptance is the drafter's.
-    """
     timers = {
-        k: rollout_timer(networks, prompts, replace(config, draft_length=k), forced=k > 0 and rates is not None)
+        k: rollout_timer(networks, prompts, replace(config, draft_length=k), forced=k > 0)
         for k in (0, *preset.draft_lengths)
     }
     runs: dict[tuple[int, float | None], Callable[[], RolloutTime]] = {
         (k, rate): partial(timer.measure, 0, np.float32(rate or 0))
         for k, timer in timers.items()
-        for rate in (rates or (None,) if k else (None,))
+        for rate in (preset.rates if k else (None,))
     }
     measured = interleaved(runs, preset.repeats)
     autoregressive = measured.pop((0, None))

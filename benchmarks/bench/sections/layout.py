@@ -33,6 +33,7 @@ def layout(networks: Networks, preset: Preset) -> Section:
         "phases": phases,
         "windows": windows,
         "queue": queue,
+        "fewer slots after a queue": phases_after_queue,
         "prefill shared by a group": shared_prefill,
         "ladder in training": ladder,
     }
@@ -70,6 +71,11 @@ def _decode(networks: Networks, preset: Preset, *plan: tuple[int, int]) -> Calla
     return partial(rollout_timer(networks, prompts, config, tail=preset.tail).generate, 0, np.float32(preset.peer_rate))
 
 
+def halving(slots: int) -> tuple[tuple[int, int], ...]:
+    """Return phases (slots, window) that halve the slots down to one, for rows of any length."""
+    return tuple((slots >> i, ANY_LENGTH) for i in range(slots.bit_length()))
+
+
 def phases(networks: Networks, preset: Preset) -> Runs:
     """Return runs: all slots until the longest row ends (off), fewer slots as rows end (on)."""
     return _decode(networks, preset), _decode(networks, preset, *shrinking(GROUP * preset.batch))
@@ -93,6 +99,11 @@ def queue(networks: Networks, preset: Preset) -> Runs:
     ]
     timer = rollout_timer(networks, batches, _config(preset), tail=preset.tail)
     return lambda: [timer.generate(turn, rate) for turn in range(GROUP)], _decode(networks, preset, (slots, ANY_LENGTH))
+
+
+def phases_after_queue(networks: Networks, preset: Preset) -> Runs:
+    """Return runs with a queue: the same slots until the longest row ends (off), fewer once no row waits (on)."""
+    return _decode(networks, preset, (preset.batch, ANY_LENGTH)), _decode(networks, preset, *halving(preset.batch))
 
 
 def shared_prefill(networks: Networks, preset: Preset) -> Runs:

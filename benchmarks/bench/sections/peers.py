@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.bench.models import Networks, random_prompts
-from benchmarks.bench.peers import Absent, Present, load_peers
+from benchmarks.bench.peers import load_peers
 from benchmarks.bench.peers.protocol import Sampler, failure
 from benchmarks.bench.presets import Preset
 from benchmarks.bench.report import NO_ROOM, Row, Section, ratio, where_it_fits
-from benchmarks.bench.rollout_timer import ANY_LENGTH, RolloutTimer
-from benchmarks.bench.sections.layout import GROUP
+from benchmarks.bench.rollout_timer import RolloutTimer
+from benchmarks.bench.sections.layout import GROUP, halving
 from benchmarks.bench.timers import rollout_timer
 from launch.timing import interleaved, time_call
 from specjax.parallel import processes
@@ -37,7 +37,7 @@ PeerRuns = Mapping[str, Callable[[], object] | str]
 def peers(networks: Networks, preset: Preset) -> Section:
     """Measure tokens/s of completions of one length, ours and each peer's, and their ratio."""
 
-    def rows(found: Mapping[str, Present | Absent], batch: int) -> list[Row]:
+    def rows(found: Mapping[str, Sampler | str], batch: int) -> list[Row]:
         prompts, lengths = random_prompts(networks, batch, preset.prompt), np.full(batch, preset.new, np.int32)
         config = RolloutConfig(group_size=1, max_new_tokens=preset.new)
 
@@ -71,7 +71,7 @@ def rollouts(networks: Networks, preset: Preset) -> Section:
     tail, sequences = preset.tail, GROUP * preset.batch
     prompts = random_prompts(networks, sequences, preset.prompt)
     # First a window that most rows never outgrow, then half the slots each time half of the rows have ended.
-    halves = tuple((sequences >> i, ANY_LENGTH) for i in range(sequences.bit_length()))
+    halves = halving(sequences)
     phases = ((sequences, preset.prompt + 3 * tail.median // 2), *halves)
     config = RolloutConfig(group_size=1, max_new_tokens=tail.longest, phases=phases)
 
@@ -103,7 +103,7 @@ def rollouts(networks: Networks, preset: Preset) -> Section:
 
 
 @lru_cache(maxsize=1)
-def _loaded_peers(networks: Networks) -> Mapping[str, Present | Absent]:
+def _loaded_peers(networks: Networks) -> Mapping[str, Sampler | str]:
     """Load the peers once for both sections, because engines take time and memory."""
     with tempfile.TemporaryDirectory() as directory:
         return load_peers(networks, Path(directory) / "policy")
@@ -124,17 +124,17 @@ def _our_draft_lengths(preset: Preset) -> dict[str, int]:
 
 
 def _peer_runs(
-    found: Mapping[str, Present | Absent], rows: int, run: Callable[[Sampler], dict[str, Callable[[], object]]]
+    found: Mapping[str, Sampler | str], rows: int, run: Callable[[Sampler], dict[str, Callable[[], object]]]
 ) -> PeerRuns:
     """Return the runs of every peer by row name. run: makes a sampler's runs by suffix of its row name."""
     runs: dict[str, Callable[[], object] | str] = {}
     for name, peer in found.items():
-        if isinstance(peer, Absent):
-            runs[name] = peer.reason
-        elif rows > peer.sampler.most_rows:
-            runs[name] = f"takes {peer.sampler.most_rows} row"
+        if isinstance(peer, str):
+            runs[name] = peer
+        elif rows > peer.most_rows:
+            runs[name] = f"takes {peer.most_rows} row"
         else:
-            runs |= {name + suffix: run_turn for suffix, run_turn in run(peer.sampler).items()}
+            runs |= {name + suffix: run_turn for suffix, run_turn in run(peer).items()}
     return runs
 
 

@@ -1,7 +1,8 @@
 """Numbers that others published: rounds of one engine, whole steps, and what cannot be predicted."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -56,11 +57,11 @@ ANGELSLIM = {
     "qwen3-32b": (23.08, 1.12),
     "qwen3-30b-a3b": (3.12, 1.49),
 }
-EAGLE3 = dict(
-    zip((2, 4, 8, 16, 24, 32, 48, 56, 64), (1.54, 1.53, 1.72, 1.89, 2.01, 2.11, 2.02, 2.08, 2.02), strict=True)
-)
+_BY_ROWS = {2: 1.54, 4: 1.53, 8: 1.72, 16: 1.89, 24: 2.01, 32: 2.11, 48: 2.02, 56: 2.08, 64: 2.02}
+EAGLE3 = {rows_of(rows): (rows, 3, cost) for rows, cost in _BY_ROWS.items()}
+SPECFORGE = {rows_of(rows): (rows, 3, cost) for rows, cost in {1: 2.59, 4: 2.35}.items()}
 VLLM_031 = {1: (125.0, 10.5), 8: (898.0, 4739 / 898), 32: (2726.0, 9538 / 2726)}
-PR_2059 = {1: 1.53, 2: 1.77, 4: 2.61, 7: 4.83, 10: 6.23}
+PR_2059 = {f"k = {k}": (16, k, cost) for k, cost in {1: 1.53, 2: 1.77, 4: 2.61, 7: 4.83, 10: 6.23}.items()}
 
 # NVIDIA's cohort of 2026-08-23: acceptance length at k = 3, rows of an engine, positions of a row.
 COHORT, COHORT_ROWS, COHORT_POSITIONS = 2.5, 8, 800
@@ -76,14 +77,21 @@ def rounds() -> Iterator[Section]:
     yield Section("Rounds: Llama-3.1-8B, H100, one row", "vLLM#20780, EAGLE-3", notes, [*_llama()])
     yield Section("Rounds: Qwen3, H20, one row, k = 2", "AngelSlim's table; k to be checked", [], [*_angelslim()])
     notes = ["The acceptance length, 2.79, is assumed: the paper's table gives speed-ups alone."]
-    yield Section("Rounds: Llama-3.1-8B, H100, k = 3, by rows", "EAGLE-3, table 3, SGLang", notes, [*_by_rows()])
+    yield Section(
+        "Rounds: Llama-3.1-8B, H100, k = 3, by rows",
+        "EAGLE-3, table 3, SGLang",
+        notes,
+        [*_costs("llama-3.1-8b", EAGLE3, f"acceptance length, and {HELD}")],
+    )
     yield Section("Rounds: Qwen3-8B, H100, vLLM 0.31", "gist of jiangLLM, 2026-10-18", [], [*_newer_vllm()])
-    yield Section("Rounds: Qwen3-30B-A3B, two H100, k = 3", "SpecForge#339", [], [*_mixture()])
+    mixture = _costs("qwen3-30b-a3b", SPECFORGE, tensor=2)
+    yield Section("Rounds: Qwen3-30B-A3B, two H100, k = 3", "SpecForge#339", [], [*mixture])
     notes = [
         "16 rows a GPU and tensor 4 are assumed. A draft of a third of the size costs as much: launches, not bytes."
     ]
     title = "Rounds: Qwen3-32B drafted by Qwen3-1.7B, 8 GPUs"
-    yield Section(title, "NeMo RL PR#2059, temperature 1", notes, [*_draft_model()])
+    draft_model = _costs("qwen3-32b", PR_2059, f"rows, sharding and {HELD}", tensor=4, draft="qwen3-1.7b")
+    yield Section(title, "NeMo RL PR#2059, temperature 1", notes, [*draft_model])
 
 
 def _llama() -> Iterator[Cell]:
@@ -104,17 +112,14 @@ def _angelslim() -> Iterator[Cell]:
             yield Cell(f"{name}: {model}, cost", ratio, cost(round_costs, 1, 2), "assumed", why=f"k = 2, and {HELD}")
 
 
-def _by_rows() -> Iterator[Cell]:
-    for name, engine in ENGINES.items():
-        round_costs = model_of("llama-3.1-8b", "h100", engine)
-        for rows, published in EAGLE3.items():
-            yield Cell(
-                f"{name}: {rows_of(rows)}",
-                published,
-                cost(round_costs, rows, 3),
-                "assumed",
-                why=f"acceptance length, and {HELD}",
-            )
+def _costs(
+    model: str, published: Mapping[str, tuple[int, int, float]], why: str = HELD, **options: Any
+) -> Iterator[Cell]:
+    """Yield costs of rounds on H100s, by name: (rows, draft length, the published cost). options: those of model_of."""
+    for engine_name, engine in ENGINES.items():
+        round_costs = model_of(model, "h100", engine, **options)
+        for name, (rows, k, value) in published.items():
+            yield Cell(f"{engine_name}: {name}", value, cost(round_costs, rows, k), "assumed", why=why)
 
 
 def _newer_vllm() -> Iterator[Cell]:
@@ -131,22 +136,6 @@ def _newer_vllm() -> Iterator[Cell]:
                 cost(free, rows, 12),
                 "assumed",
                 why=HELD,
-            )
-
-
-def _mixture() -> Iterator[Cell]:
-    for name, engine in ENGINES.items():
-        round_costs = model_of("qwen3-30b-a3b", "h100", engine, tensor=2)
-        for rows, published in {1: 2.59, 4: 2.35}.items():
-            yield Cell(f"{name}: {rows_of(rows)}", published, cost(round_costs, rows, 3), "assumed", why=HELD)
-
-
-def _draft_model() -> Iterator[Cell]:
-    for name, engine in ENGINES.items():
-        round_costs = model_of("qwen3-32b", "h100", engine, tensor=4, draft="qwen3-1.7b")
-        for k, published in PR_2059.items():
-            yield Cell(
-                f"{name}: k = {k}", published, cost(round_costs, 16, k), "assumed", why=f"rows, sharding and {HELD}"
             )
 
 
