@@ -1,4 +1,4 @@
-"""Convert policies and drafts between public layouts and ours: `python -m launch.convert SOURCE OUT`."""
+"""Convert EAGLE-3 drafts between public dialects and our layout: `python -m launch.convert SOURCE OUT`."""
 
 import jax
 

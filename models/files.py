@@ -13,7 +13,7 @@ from typing import Any
 
 from specjax.parallel import processes
 
-# Stored beside a converted public checkpoint, for the export back: fields of its config.json and tensors of a draft.
+# Stored beside a converted public draft, for the export back: its config.json, and tensors that are no parameters.
 CARRIED, CARRIED_TENSORS = "huggingface.json", "huggingface.safetensors"
 
 # Bytes. The indices of the largest published models take less than a tenth of it.

@@ -13,7 +13,6 @@ from launch.cli.errors import ConfigError, refusing
 from launch.costs.cost_table import COST_TABLE, read_cells
 from launch.run.recorded import flat
 from launch.run.records import Run, read_run
-from models.checkpoints.policy import read_policy_config
 from models.config import DecoderConfig
 from models.hf.config import read_hf_config
 from models.published import DECODERS
@@ -111,7 +110,7 @@ def _read_decoder(path: Path) -> DecoderConfig | None:
     if not (path / "config.json").is_file():
         return None
     with refusing():
-        return read_policy_config(path) if (path / "params").is_dir() else read_hf_config(path, ())
+        return read_hf_config(path, ())
 
 
 def _training(run: Run) -> tuple[float, float, tuple[str, ...]]:

@@ -19,12 +19,12 @@ class ModelConfig(Options):
     """The policy.
 
     Attributes:
-        path:           Directory in Hugging Face layout, or from launch.convert. None: random weights.
+        path:           Directory in Hugging Face layout. None: random weights.
         family:         Builder of your own policy, as package.module:name. None: a built-in family, which the
                         checkpoint names.
         architecture:   Network with random weights; used if path is None.
-        feature_layers: Layers whose input an EAGLE-3 draft reads, counted from 0. Empty: those of the draft's or the
-                        policy's checkpoint, else 2, L/2 and L-3 of L layers (at least 7), as in the paper.
+        feature_layers: Layers whose input an EAGLE-3 draft reads, counted from 0. Empty: those of the draft's
+                        checkpoint, else 2, L/2 and L-3 of L layers (at least 7), as in the paper.
         dtype:          Dtype of the computation.
         param_dtype:    Dtype of the master weights.
         rollout_dtype:  int8 or fp8: the rollout samples from a copy with kernels in 8 bits, another law than the one

@@ -9,17 +9,17 @@ import jax
 from jax.sharding import Mesh
 
 from configs.schema import DraftConfig, ModelConfig, RunConfig
-from launch.build.decoder_config import read_decoder
-from launch.build.drafts.saved_head import layers_to_read, read_by
+from launch.build.drafts.saved_head import layers_to_read
+from launch.cli.console import console
 from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
 from launch.data.hub import checkpoint_directory
 from models.checkpoints.draft import SavedDraft
-from models.checkpoints.policy import load_policy_checkpoint, read_policy_config
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.decoder import init_decoder, make_policy
-from models.hf.config import read_hf_config
-from models.hf.load import load_policy
+from models.files import optional
+from models.hf.config import config_to_hf, read_hf_config
+from models.hf.load import has_own_head, load_policy
 from models.params import Init, abstract_params, init_params, replicate
 from specjax.checkpoint_integrity import check_finite
 from specjax.types import Policy, PyTree
@@ -49,12 +49,11 @@ def build_policy(config: RunConfig, saved: SavedDraft | None, mesh: Mesh, key: j
             raise ConfigError(f"model.family = {model.family}: must be None for a plan; it supports built-in families")
         return _build_family(model, model.family, mesh, key)
     if saved is None:
-        decoder, weights = build_decoder(model, mesh, key, "model", longest, features=_reads_features(config.draft))
+        features = _reads_features(config.draft)
     else:
         model = replace(model, feature_layers=layers_to_read(saved, config))
         features = saved.config.use_aux_hidden_state
-        decoder, weights = build_decoder(model, mesh, key, "model", longest, features=features)
-        decoder = read_by(saved, model.feature_layers, decoder)
+    decoder, weights = build_decoder(model, mesh, key, "model", longest, features=features)
     policy = replace(make_policy(decoder, model.remat), eight_bit=model.rollout_dtype)
     return BuiltPolicy(policy, weights, decoder)
 
@@ -78,9 +77,7 @@ def build_decoder(
     dtypes = dict(dtype=model.dtype, param_dtype=model.param_dtype)
     if model.path is None:
         if model.architecture is None:
-            raise ConfigError(
-                f"{section}.path = None: must be a directory in the layout of Hugging Face or launch.convert"
-            )
+            raise ConfigError(f"{section}.path = None: must be a directory in Hugging Face layout")
         architecture = replace(model.architecture, **dtypes)
         layers = ()
         if features:
@@ -92,27 +89,33 @@ def build_decoder(
     path = checkpoint_directory(f"{section}.path", model.path)
     if not (path / "config.json").is_file():
         raise ConfigError(f"{section}.path = {path}: must hold a config.json")
-    owner, ours = f"{section}.path = {path}", (path / "params").is_dir()
-    if ours:
-        decoder = read_policy_config(path)
-        layers = (model.feature_layers or decoder.feature_layers) if features else ()
-        decoder = replace(decoder, **dtypes, feature_layers=layers)
-    else:
-        layers = (model.feature_layers or None) if features else ()
-        decoder = read_hf_config(path, layers) if key is None else read_decoder(path, layers, owner)
-        decoder = replace(decoder, **dtypes)
+    owner, layers = f"{section}.path = {path}", (model.feature_layers or None) if features else ()
+    decoder = replace(read_hf_config(path, layers), **dtypes)
     _check_positions(decoder, longest, owner)
     if key is None:
         return decoder, abstract_params(partial(init_decoder, decoder), mesh)
-    if ours:
-        _, weights = load_policy_checkpoint(path, mesh)
-        return decoder, jax.tree.map(lambda x: x.astype(model.param_dtype), weights)
+    if decoder.tie_embeddings and has_own_head(path):
+        console.print(
+            f"{owner}: tie_word_embeddings = true, but the stored lm_head.weight differs from the embedding: loaded "
+            "untied"
+        )
+        decoder = replace(decoder, tie_embeddings=False)
     return decoder, load_policy(path, decoder, mesh, model.param_dtype)
 
 
 def random_params(init: Init, key: jax.Array | None, mesh: Mesh) -> PyTree:
     """Return random parameters; without a key, their shapes."""
     return abstract_params(init, mesh) if key is None else init_params(init, key, mesh)
+
+
+def check_exportable(decoder: DecoderConfig, owner: str) -> None:
+    """Raise ConfigError if the decoder cannot be written in Hugging Face layout. owner: what it is, for the message."""
+    try:
+        config_to_hf(decoder)
+        for module in ("safetensors", "huggingface_hub"):
+            optional(module)
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"{owner} cannot be written: {error}") from error
 
 
 def _check_positions(decoder: DecoderConfig, longest: int, owner: str) -> None:

@@ -3,17 +3,18 @@
 import shutil
 from pathlib import Path
 
-from launch.build.conversion import public_config
 from launch.build.drafts.base import Draft
 from launch.build.experiment import Experiment
 from launch.build.networks import Networks
+from launch.build.policy import check_exportable
 from launch.cli.errors import ConfigError
 from launch.data.hub import checkpoint_directory
 from launch.data.tokenizers import copy_tokenizer
 from launch.distillation.acceptance import HeldOutAcceptance
 from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig
-from models.hf.config import config_to_hf
+from models.files import read_json
+from models.hf.config import carried_fields
 from models.hf.eagle3_dialects import Dialect
 from models.hf.mtp_files import MTPHead
 from models.hf.save import save_policy
@@ -38,10 +39,7 @@ def check_trained(networks: Networks, dialect: Dialect | None) -> None:
     if dialect is not None:
         raise ConfigError(f"dialect = {dialect}: allowed only for an EAGLE-3 head, but draft.kind = {draft.kind}")
     assert networks.decoder is not None
-    try:
-        config_to_hf(networks.decoder)
-    except ValueError as error:
-        raise ConfigError(f"draft.kind = {draft.kind}: its policy cannot be written: {error}") from error
+    check_exportable(networks.decoder, f"draft.kind = {draft.kind}: its policy")
 
 
 def write_trained(
@@ -82,7 +80,8 @@ def write_policy(directory: Path, experiment: Experiment, policy: PyTree, mtp: M
     if decoder is None:
         raise ConfigError(f"model.family = {model.family}: has no Hugging Face layout; must be a built-in family")
     source = None if model.path is None else checkpoint_directory("model.path", model.path)
-    save_policy(directory, policy, decoder, None if source is None else public_config(source), mtp=mtp)
+    carried = None if source is None else carried_fields(read_json(source / "config.json"))
+    save_policy(directory, policy, decoder, carried, mtp=mtp)
     if source is not None:
         copy_tokenizer(source, directory)
 

@@ -4,20 +4,22 @@
 policy's token ids of a reduced vocabulary.
 """
 
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from models.checkpoints.policy import config_from_json, restore_params, write_checkpoint
+from models.checkpoints.orbax import restore_params, write_checkpoint
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.files import check_file, errors_name, new_directory, one_line_errors, read_json
 from models.json_fields import layer_ids, nested
 from models.params import fitting_params
+from models.rope import scaling_from_json
 from specjax.options import show
 from specjax.parallel import processes
 from specjax.types import PyTree
@@ -84,7 +86,16 @@ def read_draft_config(directory: Path) -> tuple[Eagle3Config, tuple[int, ...]]:
             raise ValueError(f"kind = {show(found.get('kind'))}: must be eagle3")
         if found.keys() != _FIELDS:
             raise ValueError("must have the fields kind, head and feature_layers, and no others")
-        return config_from_json(Eagle3Config, nested(found, "head"), "a draft"), layer_ids(found, "feature_layers")
+        return head_from_json(nested(found, "head")), layer_ids(found, "feature_layers")
+
+
+def head_from_json(found: Mapping[str, Any]) -> Eagle3Config:
+    """Return the config of a head that was saved as JSON. Raises ValueError naming a missing or unknown field."""
+    expected = {field.name for field in fields(Eagle3Config)}
+    values = {"sliding_window": None, **found}  # missing in older checkpoints
+    if odd := sorted(values.keys() ^ expected):
+        raise ValueError(f"{odd[0]} is {'missing' if odd[0] in expected else 'not a field of a draft'}")
+    return Eagle3Config(**{**values, "rope_scaling": scaling_from_json(values["rope_scaling"])})
 
 
 def save_named_draft(directory: Path, kind: str, params: PyTree) -> None:

@@ -67,8 +67,18 @@ def read_hf_config(directory: Path, feature_layers: tuple[int, ...] | None = Non
     """Read DIRECTORY/config.json with `config_from_hf`. Errors name the file."""
     path = directory / "config.json"
     fields = read_json(path)
+    refuse_earlier_layout(directory, fields)
     with errors_name(path):
         return config_from_hf(fields, feature_layers)
+
+
+def refuse_earlier_layout(directory: Path, fields: Mapping[str, Any]) -> None:
+    """Raise ValueError if the directory holds a policy in the Orbax layout of earlier versions.
+
+    fields: of its `config.json`, which had our names.
+    """
+    if "num_layers" in fields and (directory / "params").is_dir():
+        raise ValueError(f"{directory}: written by an earlier version; convert it with that version's launch.convert")
 
 
 def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | None = None) -> DecoderConfig:

@@ -1,4 +1,4 @@
-"""MTP heads in a policy's directory: among the policy's tensors in Hugging Face layout, in `mtp/` in ours.
+"""MTP heads among the tensors of a policy in Hugging Face layout.
 
 Hugging Face's loaders drop these tensors for several families. We read them by name.
 """
@@ -8,24 +8,21 @@ from pathlib import Path
 
 from jax.sharding import Mesh
 
-from models.checkpoints.policy import restore_params, write_checkpoint
 from models.config import DecoderConfig, Dtype
-from models.drafts.mtp import CONVENTIONS, MTPConfig, init_mtp, mtp_config
+from models.drafts.mtp import MTPConfig, init_mtp, mtp_config
 from models.files import read_json
 from models.hf.layout import EMBEDDING
 from models.hf.load import check_names, check_repeats, open_tensors, read_tensors
 from models.hf.mtp_layout import COUNTS, embedding_copy, mtp_names, mtp_tensors
 from models.json_fields import show
-from models.params import cast, fitting_params
-from specjax.parallel import processes
+from models.params import fitting_params
 from specjax.types import PyTree
 
-OURS = "mtp"
 MTPHead = tuple[MTPConfig, PyTree]
 
 
 def load_mtp(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: Dtype | None = None) -> MTPHead | None:
-    """Load the policy's MTP head from a directory of either layout, sharded over the mesh; None if it has none.
+    """Load the policy's MTP head from its directory, sharded over the mesh; None if it has none.
 
     The tensors' names determine the convention. The head's block has the shape of the policy, `policy`. By default
     every tensor keeps the dtype of the file.
@@ -34,8 +31,6 @@ def load_mtp(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: Dt
     announces but the weights lack, tensors of two conventions, a missing, unexpected or mis-shaped tensor, or a copy of
     the embedding that differs from it. Raises ImportError without safetensors.
     """
-    if (directory / "params").is_dir():
-        return _load_ours(directory / OURS, policy, mesh, param_dtype) if (directory / OURS).exists() else None
     views = open_tensors(directory)
     found = mtp_names(views, policy.num_layers)
     _check_counts(directory / "config.json", bool(found))
@@ -52,23 +47,6 @@ def load_mtp(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: Dt
         check_repeats(head_views[copy], views[EMBEDDING], f"{copy}: differs from {EMBEDDING}, whose copy it must be")
     targets = fitting_params(partial(init_mtp, config), mesh)
     return config, read_tensors(directory, head_views, tensors, targets, param_dtype)
-
-
-def save_mtp(directory: Path, head: MTPHead) -> None:
-    """Write the head into a policy's directory in our layout, as `mtp/`."""
-    config, params = head
-    processes.on_primary((directory / OURS).mkdir)
-    write_checkpoint(directory / OURS, {"convention": config.convention.name}, params)
-
-
-def _load_ours(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: Dtype | None) -> MTPHead:
-    path = directory / "config.json"
-    convention = read_json(path).get("convention")
-    if not isinstance(convention, str) or convention not in CONVENTIONS:
-        raise ValueError(f"{path}: convention = {show(convention)}: must be {' or '.join(CONVENTIONS)}")
-    config = mtp_config(policy, convention)
-    params = restore_params(directory, fitting_params(partial(init_mtp, config), mesh))
-    return config, cast(params, param_dtype)
 
 
 def _check_counts(path: Path, found: bool) -> None:

@@ -110,7 +110,6 @@ PROGRAMS = {
         "launch.diagnose:params_of",
     ),
     "export": Program(EXPORT, "launch.run.export:ExportArgs", (*RUN, "--out", "OUT"), "launch.export:export"),
-    "convert": Program(None, "launch.build.conversion:ConvertArgs", ("OUT", "OUT"), "launch.convert:convert"),
     "simulate": Program(None, "benchmarks.simulation.options:SimulateArgs", (), "benchmarks.simulate:simulate"),
     "bench": Program(
         None, "benchmarks.bench.options:BenchArgs", ("--preset", "tiny"), "benchmarks.bench.__main__:random_networks"

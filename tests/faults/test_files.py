@@ -15,11 +15,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from launch.data.tokenizers import TOKENIZER_FILES, HuggingFaceTokenizer
-from models.checkpoints.draft import load_draft_checkpoint, save_draft_checkpoint
+from models.checkpoints.draft import head_from_json, load_draft_checkpoint, save_draft_checkpoint
 from models.checkpoints.made_for import read_made_for
-from models.checkpoints.policy import config_from_json, load_policy_checkpoint, save_policy_checkpoint
 from models.config import DecoderConfig
-from models.decoder import init_decoder
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.files import read_json
 from models.hf.config import config_from_hf, config_to_hf, read_hf_config
@@ -36,7 +34,9 @@ ONE = make_mesh(MeshConfig())
 SHAPE = dict(hidden_size=8, intermediate_size=8, num_heads=1, num_kv_heads=1, head_dim=8, vocab_size=8, num_layers=7)
 DECODER = DecoderConfig(**SHAPE, qk_norm=True, sliding_window=4, sliding_layers=(1, 2), feature_layers=(0, 3))
 YARN = YarnScaling(2.0, 64, attention_factor=1.0, mscale=1.0, mscale_all_dim=1.0)
-LLAMA = DecoderConfig(**SHAPE, rope_scaling=Llama3Scaling(2.0, 1.0, 4.0, 64))
+LLAMA = DecoderConfig(**SHAPE)
+SCALING = Llama3Scaling(2.0, 1.0, 4.0, 64)
+HEAD = Eagle3Config(**{**SHAPE, "num_layers": 1}, draft_vocab_size=8, feature_size=24, rope_scaling=SCALING)
 QWEN = DecoderConfig(**SHAPE, qk_norm=True, rope_scaling=YARN)
 
 
@@ -76,10 +76,7 @@ PARSED: dict[str, tuple[Mapping[str, Any], Callable[[Any], Any]]] = {
     ),
     "specforge": (Public().fields() | {"target_hidden_size": 12}, read_public),
     "speculators": (Public("speculators", window=4, num_layers=2).fields(), read_public),
-    "ours": (
-        asdict(LLAMA) | {"feature_layers": [0, 3]},
-        lambda fields: config_from_json(DecoderConfig, fields, "a policy"),
-    ),
+    "ours": (asdict(HEAD), head_from_json),
 }
 
 
@@ -98,9 +95,11 @@ def test_row_21_fields_of_other_types_are_refused(name: str, monkeypatch: pytest
     assert refused > 5 * len(fields)
 
 
-def write_policy(directory: Path) -> Path:
-    save_policy_checkpoint(directory, init_params(partial(init_decoder, LLAMA), jax.random.key(0), ONE), LLAMA)
-    return directory
+@pytest.fixture
+def draft(tmp_path: Path) -> Path:
+    params = init_params(partial(init_eagle3, HEAD), jax.random.key(0), ONE)
+    save_draft_checkpoint(tmp_path / "draft", params, HEAD, None, (0, 1, 2))
+    return tmp_path / "draft"
 
 
 @pytest.mark.parametrize(
@@ -154,17 +153,16 @@ def test_row_21_only_regular_files_are_opened(tmp_path: Path, put: Callable[[Pat
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("put", [pipe, device])
-def test_row_21_only_regular_files_are_restored(tmp_path: Path, put: Callable[[Path], None]) -> None:
-    directory = write_policy(tmp_path / "policy")
-    load_policy_checkpoint(directory, ONE)
-    files = sorted(path for path in (directory / "params").rglob("*") if path.is_file())
+def test_row_21_only_regular_files_are_restored(draft: Path, put: Callable[[Path], None]) -> None:
+    load_draft_checkpoint(draft, ONE)
+    files = sorted(path for path in (draft / "params").rglob("*") if path.is_file())
     kept = files[-1].read_bytes()
     put(files[-1])
     with refuses(f"/{files[-1].name}: "):
-        load_policy_checkpoint(directory, ONE)
+        load_draft_checkpoint(draft, ONE)
     files[-1].unlink()
     files[-1].write_bytes(kept)
-    load_policy_checkpoint(directory, ONE)
+    load_draft_checkpoint(draft, ONE)
 
 
 @pytest.mark.parametrize(
@@ -186,12 +184,8 @@ def test_row_21_a_file_too_large_for_json_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [{"feature_layers": 5}, {"feature_layers": ["x"]}, {"head": []}, {"kind": []}])
-def test_row_21_a_draft_of_other_types_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
-    head = Eagle3Config(**{**SHAPE, "num_layers": 1}, draft_vocab_size=8, feature_size=24)
-    params = init_params(partial(init_eagle3, head), jax.random.key(0), ONE)
-    save_draft_checkpoint(tmp_path / "draft", params, head, None, (0, 1, 2))
-    load_draft_checkpoint(tmp_path / "draft", ONE)
-    path = tmp_path / "draft" / "config.json"
+def test_row_21_a_draft_of_other_types_is_refused(draft: Path, change: dict[str, Any]) -> None:
+    path = draft / "config.json"
     path.write_text(json.dumps(read_json(path) | change))
     with refuses(f"/config.json: {next(iter(change))} = "):
-        load_draft_checkpoint(tmp_path / "draft", ONE)
+        load_draft_checkpoint(draft, ONE)

@@ -13,10 +13,10 @@ from jax.sharding import Mesh
 
 from configs.schema import ArithmeticConfig, DataConfig, RolloutOptions, RunConfig
 from configs.schema.networks import DraftConfig, ModelConfig
+from launch.build.conversion import ConvertArgs, convert
 from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
 from models.checkpoints.draft import load_draft_checkpoint, load_named_draft, save_draft_checkpoint, save_named_draft
-from models.checkpoints.policy import load_policy_checkpoint, save_policy_checkpoint
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import init_eagle3
@@ -25,7 +25,7 @@ from models.files import write_json
 from models.hf.config import config_to_hf
 from models.hf.eagle3_files import load_eagle3
 from models.hf.load import load_policy
-from models.hf.mtp_files import load_mtp, save_mtp
+from models.hf.mtp_files import load_mtp
 from models.hf.save import save_policy
 from models.params import init_params
 from specjax.checkpoint import Checkpointer
@@ -62,7 +62,7 @@ def without_a_limit(model: ModelConfig, mesh: Mesh, key: jax.Array) -> tuple[Pol
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("layout", ["architecture", "ours", "hugging face", "draft"])
+@pytest.mark.parametrize("layout", ["architecture", "hugging face", "draft"])
 def test_row_07_a_sequence_beyond_the_last_position_is_refused(tmp_path: Path, layout: str, training: bool) -> None:
     """It is refused before weights are read: the directories hold none."""
     config, owner = LONGER, "model.architecture"
@@ -70,12 +70,23 @@ def test_row_07_a_sequence_beyond_the_last_position_is_refused(tmp_path: Path, l
         long = ModelConfig(architecture=replace(SMALL, max_positions=18), dtype="float32")
         config, owner = replace(LONGER, model=long, draft=DraftConfig(kind="model", architecture=SMALL)), "draft.arch"
     elif layout != "architecture":
-        write_json(tmp_path / "config.json", asdict(SMALL) if layout == "ours" else config_to_hf(SMALL))
-        if layout == "ours":
-            (tmp_path / "params").mkdir()
+        write_json(tmp_path / "config.json", config_to_hf(SMALL))
         config, owner = replace(LONGER, model=ModelConfig(path=str(tmp_path))), f"model.path = {tmp_path}"
     with refuses(f"data.max_prompt_tokens + rollout.max_new_tokens = 18: ...17...{owner}", ConfigError):
         build_experiment(config, training)
+
+
+@pytest.mark.parametrize("option", ["model.path", "draft.path", "source"])
+def test_a_network_in_the_layout_of_earlier_versions_is_refused(tmp_path: Path, option: str) -> None:
+    write_json(tmp_path / "config.json", asdict(SMALL))
+    (tmp_path / "params").mkdir()
+    with refuses(f"{tmp_path}: written by an earlier version; convert it with that version's launch.convert"):
+        if option == "source":
+            convert(ConvertArgs(tmp_path, tmp_path / "out"))
+        elif option == "draft.path":
+            build_experiment(replace(CONFIG, draft=DraftConfig(kind="model", path=str(tmp_path))))
+        else:
+            build_experiment(replace(CONFIG, model=ModelConfig(path=str(tmp_path))))
 
 
 def test_row_07_the_last_position_may_be_used_and_a_family_states_no_limit() -> None:
@@ -100,11 +111,6 @@ def hugging_face(path: Path, bad: float) -> Callable[[], object]:
     return lambda: load_policy(path, SMALL, EIGHT)
 
 
-def ours(path: Path, bad: float) -> Callable[[], object]:
-    save_policy_checkpoint(path, drawn(partial(init_decoder, SMALL), bad), SMALL)
-    return lambda: load_policy_checkpoint(path, EIGHT)
-
-
 def draft_of_ours(path: Path, bad: float) -> Callable[[], object]:
     config = load_eagle3(public_head(path / "public"), ONE).config
     save_draft_checkpoint(path / "draft", drawn(partial(init_eagle3, config), bad), config, None, ())
@@ -127,13 +133,7 @@ def eagle3(path: Path, bad: float) -> Callable[[], object]:
     return lambda: load_eagle3(path, EIGHT)
 
 
-def mtp_of_ours(path: Path, bad: float) -> Callable[[], object]:
-    save_policy_checkpoint(path, drawn(partial(init_decoder, SMALL), 1.0), SMALL)
-    save_mtp(path, (HEAD, drawn(partial(init_mtp, HEAD), bad)))
-    return lambda: load_mtp(path, SMALL, EIGHT)
-
-
-def mtp_of_hugging_face(path: Path, bad: float) -> Callable[[], object]:
+def mtp(path: Path, bad: float) -> Callable[[], object]:
     save_policy(path, drawn(partial(init_decoder, SMALL), 1.0), SMALL, mtp=(HEAD, drawn(partial(init_mtp, HEAD), bad)))
     return lambda: load_mtp(path, SMALL, EIGHT)
 
@@ -157,19 +157,17 @@ def run_read_as(read: str) -> Callable[[Path, float], Callable[[], object]]:
 
 SOURCES = {
     "hugging face": (hugging_face, "model.norm.weight: 1 of 8"),
-    "ours": (ours, "norm.scale: 1 of 8"),
     "draft of ours": (draft_of_ours, "1 of "),
     "named draft": (named_draft, "b: 1 of 2"),
     "eagle3": (eagle3, "norm.weight: 1 of 12"),
-    "mtp of ours": (mtp_of_ours, "1 of "),
-    "mtp of hugging face": (mtp_of_hugging_face, "1 of "),
+    "mtp": (mtp, "1 of "),
     "run resumed": (run_read_as("restore"), "params.policy.norm.scale: 1 of 8"),
     "run": (run_read_as("restore_params"), "params.policy.norm.scale: 1 of 8"),
     "policy of a run": (run_read_as("restore_policy"), "params.policy.norm.scale: 1 of 8"),
 }
 
 
-@pytest.mark.parametrize(("name", "bad"), [*((name, np.nan) for name in SOURCES), ("ours", -np.inf)])
+@pytest.mark.parametrize(("name", "bad"), [*((name, np.nan) for name in SOURCES), ("named draft", -np.inf)])
 def test_row_10_a_parameter_that_is_not_finite_is_refused(tmp_path: Path, name: str, bad: float) -> None:
     write, expected = SOURCES[name]
     load = write(tmp_path / "bad", bad)

@@ -20,13 +20,13 @@ from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
 from models.checkpoints.made_for import MadeFor, state_made_for
-from models.checkpoints.policy import save_policy_checkpoint
 from models.config import DecoderConfig
 from models.decoder import init_decoder
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.files import read_json, write_json
 from models.hf.eagle3_dialects import Dialect
 from models.hf.eagle3_files import save_eagle3
+from models.hf.save import save_policy
 from models.params import init_params
 from specjax.drafters import HeadDrafter
 from specjax.parallel.mesh import MeshConfig, make_mesh
@@ -84,13 +84,12 @@ def test_options_determine_a_random_head(shrunk: Options):
 
 @pytest.mark.slow
 def test_a_head_without_stated_layers_reads_eagle3s(tmp_path: Path):
-    """The layers in the policy's directory are not used: they belong to another head, although the shapes fit."""
     shape = dict(hidden_size=8, intermediate_size=8, num_heads=1, num_kv_heads=1, head_dim=8, vocab_size=15)
-    decoder, mesh = DecoderConfig(**shape, num_layers=8, feature_layers=(0, 1, 3)), make_mesh(MeshConfig())
+    decoder, mesh = DecoderConfig(**shape, num_layers=8), make_mesh(MeshConfig())
     head = Eagle3Config(**shape, draft_vocab_size=15, feature_size=24)
     policy = init_params(partial(init_decoder, decoder), jax.random.key(3), mesh)
     draft = init_params(partial(init_eagle3, head), jax.random.key(4), mesh)
-    save_policy_checkpoint(tmp_path / "policy", policy, decoder)
+    save_policy(tmp_path / "policy", policy, decoder)
     save_draft_checkpoint(tmp_path / "draft", draft, head, None, ())
     options = {"--model.path": str(tmp_path / "policy"), "--draft.path": str(tmp_path / "draft")}
     options |= {"--draft.intermediate-size": "None", "--mesh.data": "1"}

@@ -23,11 +23,11 @@ from launch.distillation.acceptance import measure_acceptance
 from launch.distillation.trainer import distill
 from models.checkpoints.draft import load_draft_checkpoint, save_draft_checkpoint
 from models.checkpoints.made_for import MadeFor, read_made_for, state_made_for
-from models.checkpoints.policy import save_policy_checkpoint
 from models.config import DecoderConfig
 from models.decoder import init_decoder
 from models.files import read_json
 from models.hf.eagle3_files import load_eagle3
+from models.hf.save import save_policy
 from models.params import init_params
 from specjax.drafters import Drafter, HeadDrafter, NoDrafter
 from specjax.parallel.mesh import MeshConfig, make_mesh
@@ -246,7 +246,7 @@ def test_other_drafts_are_saved_and_started_from(
     fresh = MTP | {"--draft.mtp-convention": "mimo"}
     if kind == "model":
         random = init_params(partial(init_decoder, SMALL_MODEL), jax.random.key(2), make_mesh(MeshConfig()))
-        save_policy_checkpoint(tmp_path / "random", random, SMALL_MODEL)
+        save_policy(tmp_path / "random", random, SMALL_MODEL)
         fresh = {"--draft.kind": "model", "--draft.path": str(tmp_path / "random"), "--model.feature-layers": "0"}
     learning = LEARNING | {"--responses": str(files / "responses.jsonl"), "--temperatures": "1"}
     options = shrunk | learning | fresh | {"--out": str(tmp_path / "out")}

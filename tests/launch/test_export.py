@@ -1,5 +1,6 @@
 """launch.export: checkpoints of a run are written in public layouts."""
 
+import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import launch.export
 from launch.build.experiment import Experiment, build_experiment
@@ -83,6 +85,33 @@ def test_a_head_states_the_acceptance_recorded_in_the_run(shrunk: Options, tmp_p
     assert made_for(run, "newest", decoder) == replace(stated_by(run), predicted_acceptance=None)
     (run / "metrics.jsonl").unlink()
     assert made_for(run, "newest", decoder) is None
+
+
+def test_a_policy_is_written_as_it_was_published(
+    shrunk: Options, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Other files and fields are copied. A separate output layer stays one, even if the config ties it."""
+    source, out = tmp_path / "source", tmp_path / "out"
+    shutil.copytree(files / "policy", source)
+    write_json(source / "generation_config.json", {"eos_token_id": [0, 1]})
+    write_json(source / "config.json", read_json(source / "config.json") | {"bos_token_id": 1, "eos_token_id": 0})
+    tensors = load_file(source / "model.safetensors")
+    head = {"lm_head.weight": 3 * tensors["model.embed_tokens.weight"]}
+    save_file(tensors | head, source / "model.safetensors", metadata={"format": "pt"})
+    options = shrunk | {"--model.path": str(source)}
+    save(tmp_path / "run", options)
+    assert_refused(
+        capsys.readouterr().out.splitlines()[0], f"model.path = {source}: tie_word_embeddings = true...untied"
+    )
+    own = {"--checkpoint": str(tmp_path / "run"), "--out": str(out)}
+    assert launch.export.main(argv("gsm8k", options | own)) == 0
+    written = load_file(out / "model.safetensors")
+    assert written.keys() == (tensors | head).keys()
+    assert all(np.array_equal(written[name], 2 * x) for name, x in (tensors | head).items())
+    fields = read_json(out / "config.json")
+    assert (fields["bos_token_id"], fields["eos_token_id"], fields["tie_word_embeddings"]) == (1, 0, False)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (out / name).read_bytes() == (source / name).read_bytes()
 
 
 @pytest.mark.slow

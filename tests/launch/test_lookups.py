@@ -1,5 +1,6 @@
 """Lookups and small models built from a run's configuration, and the use of a run's memory for other prompts."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,6 @@ from configs.schema.networks import DraftConfig, LookupConfig, ModelConfig
 from launch.build.experiment import build_experiment
 from launch.build.networks import Networks
 from launch.cli.errors import ConfigError
-from models.checkpoints.policy import save_policy_checkpoint
 from models.config import DecoderConfig
 from specjax.drafters import EitherDrafter, HeadDrafter, HistoryDrafter, ModelDrafter, NGramDrafter
 from specjax.types import Params
@@ -65,10 +65,21 @@ def test_history_has_memory_for_every_training_problem_that_is_read():
 def test_a_small_model_starts_from_scratch_or_from_a_checkpoint(tmp_path: Path):
     drawn = networks(DraftConfig(kind="model", architecture=SMALL))
     assert isinstance(drawn.drafter, ModelDrafter) and drawn.drafter.model.vocab_size == 15
-    save_policy_checkpoint(tmp_path / "small", drawn.params.draft, SMALL)
+    drawn.draft.check_writable()
+    drawn.draft.write(tmp_path / "small", drawn.params.draft)
     loaded = networks(DraftConfig(kind="model", path=str(tmp_path / "small"), loss="kl"))
     assert loaded.drafter.objective == "kl"
     jax.tree.map(np.testing.assert_array_equal, loaded.params.draft, drawn.params.draft)
+
+
+def test_a_small_model_of_no_known_family_cannot_be_written(monkeypatch: pytest.MonkeyPatch):
+    odd = networks(DraftConfig(kind="model", architecture=replace(SMALL, qk_norm=True, qkv_bias=True))).draft
+    with refuses("draft.kind = model: its network cannot be written: qk_norm = True, qkv_bias = True:", ConfigError):
+        odd.check_writable()
+    small = networks(DraftConfig(kind="model", architecture=SMALL)).draft
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with refuses("draft.kind = model: ...pip install 'specjax[hf]'", ConfigError):
+        small.check_writable()
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ def params() -> PyTree:
 
 
 def test_there_and_back(tmp_path: Path, params: PyTree):
+    params = {**params, "norm": jax.tree.map(lambda x: x.astype("float32"), params["norm"])}
     save_draft_checkpoint(tmp_path / "draft", params, CONFIG, IDS, LAYERS)
     assert read_json(tmp_path / "draft" / "config.json")["kind"] == "eagle3"
     config, loaded, ids, layers = load_draft_checkpoint(tmp_path / "draft", EIGHT)
@@ -76,6 +77,7 @@ def test_broken_checkpoints(tmp_path: Path, params: PyTree):
         ({"kind": "mtp"}, "config.json: kind = mtp: ...eagle3"),
         ({"colour": "red"}, "config.json: ...kind...head...feature_layers"),
         ({"head": {**head, "colour": "red"}}, "config.json: ...colour"),
+        ({"head": {name: value for name, value in head.items() if name != "head_dim"}}, "config.json: ...head_dim"),
         ({"head": {**head, "norm_before_fc": True}}, "config.json: norm_before_fc = True: ...False"),
         ({"head": {**head, "num_layers": 2}}, "params: ...config.json"),
         ({"head": {**head, "draft_vocab_size": 5}}, "target_ids: ...(6,)...(5,)"),
@@ -88,8 +90,10 @@ def test_broken_checkpoints(tmp_path: Path, params: PyTree):
     (draft / "target_ids.npy").unlink()
     refused("target_ids = None: ")
     np.save(draft / "target_ids.npy", IDS)
+    (draft / "params" / "_METADATA").unlink()
+    refused("params: not a complete Orbax checkpoint")
     shutil.rmtree(draft / "params")
-    refused("params: ")
+    refused("params: no such directory")
 
 
 @pytest.mark.parametrize(

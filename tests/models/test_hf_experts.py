@@ -1,6 +1,5 @@
 """Checkpoints with a mixture of experts. The tensors of a layer's experts are stacked and read by shard."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from models.checkpoints.policy import load_policy_checkpoint, save_policy_checkpoint
 from models.config import ExpertsConfig
 from models.hf.config import config_from_hf, config_to_hf, read_hf_config
 from models.hf.layout import stored_tensors
@@ -102,18 +100,6 @@ def test_round_trip_keeps_every_byte(tmp_path: Path, mesh: MeshConfig):
     assert len(files) > 5 and all(file.stat().st_size < 15_000 for file in files)
     assert described(written) == described(load_file(DIRECTORY / "model.safetensors"))
     assert read_hf_config(tmp_path / "out", FEATURE_LAYERS) == CONFIG
-
-
-def test_our_own_format_keeps_the_mixture(tmp_path: Path):
-    params = load_policy(DIRECTORY, CONFIG, make_mesh(MeshConfig()))
-    save_policy_checkpoint(tmp_path / "ours", params, CONFIG)
-    config, again = load_policy_checkpoint(tmp_path / "ours", make_mesh(MeshConfig(expert=4)))
-    assert config == CONFIG and described(by_path(again)) == described(by_path(params))
-    path = tmp_path / "ours" / "config.json"
-    said = json.loads(path.read_text())
-    path.write_text(json.dumps({**said, "experts": {**said["experts"], "colour": "red"}}))
-    with refuses("config.json: ...colour is not a field of experts"):
-        load_policy_checkpoint(tmp_path / "ours", make_mesh(MeshConfig()))
 
 
 def test_a_shard_of_experts_reads_its_part_of_its_experts():

@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch.cli.signals import StopSignals
-from models.checkpoints.policy import restore_params, write_checkpoint
+from models.checkpoints.orbax import restore_params, write_checkpoint
 from models.files import new_directory
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes

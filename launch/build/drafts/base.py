@@ -108,7 +108,7 @@ class Draft:
         raise ValueError(f"draft.kind = {self.kind}: is not saved as part of the policy")
 
     def check_writable(self, dialect: Dialect | None = None) -> None:
-        """Raise ConfigError if the draft cannot be written without its policy, in our layout (None) or in `dialect`."""
+        """Raise ConfigError if `write` cannot write the draft. dialect: None for the layout that --draft.path reads."""
         if not self.has_params:
             raise ConfigError(f"draft.kind = {self.kind}: has no parameters to write")
         if dialect is not None:

@@ -4,13 +4,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.build.drafts.base import Draft, DraftContext
-from launch.build.drafts.eagle3 import param_dtype
-from launch.build.policy import build_decoder, longest_sequence
+from launch.build.policy import build_decoder, check_exportable, longest_sequence
 from launch.cli.errors import ConfigError
-from models.checkpoints.policy import save_policy_checkpoint
 from models.config import DecoderConfig
 from models.decoder import make_policy
 from models.hf.eagle3_dialects import Dialect
+from models.hf.save import save_policy
 from models.sheets import decoder_sheet
 from specjax.cost import DraftSheet
 from specjax.drafters import ModelDrafter
@@ -27,10 +26,14 @@ class ModelDraft(Draft):
     def sheet(self) -> DraftSheet:
         return DraftSheet(decoder_sheet(self.decoder))
 
+    def check_writable(self, dialect: Dialect | None = None) -> None:
+        super().check_writable(dialect)
+        check_exportable(self.decoder, f"draft.kind = {self.kind}: its network")
+
     def write(
         self, directory: Path, params: PyTree, dialect: Dialect | None = None, verifier: str | None = None
     ) -> None:
-        save_policy_checkpoint(directory, params, replace(self.decoder, param_dtype=param_dtype(params)))
+        save_policy(directory, params, self.decoder)
 
 
 def build_model(context: DraftContext) -> Draft:

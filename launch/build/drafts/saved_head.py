@@ -13,7 +13,7 @@ from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
 from launch.data.hub import checkpoint_directory
 from models.checkpoints.draft import SavedDraft, load_draft_checkpoint, read_draft_config
-from models.config import DecoderConfig, eagle3_feature_layers
+from models.config import DecoderConfig
 from models.drafts.eagle3 import init_eagle3
 from models.files import CARRIED, errors_name, read_json
 from models.hf.eagle3_dialects import check_stated_policy, dialect_of
@@ -58,17 +58,6 @@ def layers_to_read(saved: SavedDraft, config: RunConfig) -> tuple[int, ...]:
     if configured and stated and configured != stated:
         raise ConfigError(f"model.feature_layers = {configured}: must be {stated}, which the draft of draft.path reads")
     return configured or stated
-
-
-def read_by(saved: SavedDraft, layers: tuple[int, ...], policy: DecoderConfig) -> DecoderConfig:
-    """Return the policy's config, with EAGLE-3's default feature layers if `layers_to_read` returned no `layers`.
-
-    The feature layers in the policy's directory are not the default, because they belong to another draft. Raises
-    ValueError if the policy has too few layers.
-    """
-    if layers or not saved.config.use_aux_hidden_state:
-        return policy
-    return replace(policy, feature_layers=eagle3_feature_layers(policy.num_layers))
 
 
 def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedding: jax.Array | None) -> SavedDraft:
