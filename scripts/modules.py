@@ -35,7 +35,7 @@ def main(folders: list[str]) -> None:
     """Print the packages and their rooms, or the modules of some folders."""
     for package in () if folders else PACKAGES:
         print(f"{folder_lines(ROOT / package):6,} {package}")
-        for room in sorted(path.parent for path in (ROOT / package).glob("*/__init__.py")):
+        for room in sorted({path.parent for path in (ROOT / package).glob("*/*.py")}):
             print(f"{folder_lines(room):14,} {room.relative_to(ROOT)}")
     for path in (path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))):
         source = path.read_text()

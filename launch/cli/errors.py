@@ -1,4 +1,4 @@
-"""Errors that end a program with one line."""
+"""Errors that end a program with a line for each."""
 
 import logging
 import sys
@@ -36,6 +36,8 @@ def refusing() -> Iterator[None]:
     """Turn the ValueError of a check into a ConfigError."""
     try:
         yield
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
@@ -43,19 +45,20 @@ def refusing() -> Iterator[None]:
 def check_all(checks: Sequence[Callable[[], object]]) -> None:
     """Call all checks. Raise one ConfigError with a line for each thing that they refuse.
 
-    After a refusal, other errors are dropped: a check may fail on what an earlier one refused.
+    Another error is raised only if nothing is refused: a check may fail on what another one refuses.
     """
-    refusals: dict[str, None] = {}
+    refusals, other = dict[str, None](), None
     for check in checks:
         try:
             check()
         except ConfigError as error:
             refusals |= dict.fromkeys(error.args)
-        except Exception:
-            if not refusals:
-                raise
+        except Exception as error:
+            other = other or error
     if refusals:
         raise ConfigError(*refusals)
+    if other is not None:
+        raise other
 
 
 def first_line(error: Exception) -> str:

@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
+import jax
 from rich.console import Console
 
+from configs.schema import AsynchronousConfig
 from launch.build.experiment import Experiment
+from launch.build.memory import check_training
 from launch.cli.errors import ConfigError
 from launch.cli.unfinished import Unfinished
-from launch.comparison.asynchronous import synchronous
 from launch.comparison.stage_times import VariantReport, time_variants
 from launch.comparison.variants import AUTOMATIC, PLAIN, make_variants
 from specjax.parallel import processes
@@ -22,12 +24,22 @@ def check_comparison(experiment: Experiment) -> None:
         return
     if not any(config.rollout.lengths):
         raise ConfigError(f"speedup.steps = {config.speedup.steps}: must be 0 without a draft or at draft length 0")
-    compared = _compared(experiment)
-    if config.rollout.function is not None:
-        try:
+    compared = comparison_experiment(experiment)
+    try:
+        if config.asynchronous.lag is not None:
+            check_training(compared)
+        if config.rollout.function is not None:
             compared.trace_rollout(compared.config.rollout, config.data.prompts, compared.mesh)
-        except ConfigError as error:
-            raise ConfigError(f"speedup.steps = {config.speedup.steps}: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"speedup.steps = {config.speedup.steps}: {error}") from error
+
+
+def comparison_experiment(experiment: Experiment) -> Experiment:
+    """Return the experiment with synchronous steps that end every sequence, at the draft lengths of the run."""
+    rollout = experiment.config.rollout
+    rollout = replace(rollout, draft_lengths=rollout.lengths, carry_over=None, max_age=None)
+    config = replace(experiment.config, rollout=rollout, asynchronous=AsynchronousConfig())
+    return replace(experiment, config=config, rollout_mesh=experiment.mesh)
 
 
 def compare_steps(
@@ -35,23 +47,18 @@ def compare_steps(
 ) -> VariantReport:
     """Time `speedup.steps` steps of each kind from the trained networks, and print the table of `launch.compare`.
 
-    Return the times with the draft lengths that the run uses. Raises Stopped at a signal.
+    They are the steps that would come next, with new noise. Frees the moments of `state`. Returns the times with the
+    draft lengths that the run uses. Raises Stopped at a signal.
     """
-    experiment = _compared(experiment)
+    for x in jax.tree.leaves((state.optimizer, state.reference, state.ahead)):
+        x.delete()
+    # Seconds of rounds on another mesh than that of the comparison say nothing about it.
+    drafting = state.drafting if experiment.rollout_mesh is experiment.mesh else None
+    seconds = None if drafting is None else processes.fetch(drafting.seconds)
+    experiment = comparison_experiment(experiment)
     experiment = replace(experiment, networks=replace(experiment.networks, params=state.params))
-    config, shape = experiment.config, (len(experiment.phases), len(experiment.config.rollout.lengths))
-    chosen_by = None if state.drafting is None else processes.fetch(state.drafting.seconds)
-    seconds = chosen_by if chosen_by is not None and chosen_by.shape == shape else None
-    variants, _ = make_variants(experiment, reward_fn, state.params, seconds, unfinished)
+    config = experiment.config
+    variants, _ = make_variants(experiment, reward_fn, state.params, seconds, unfinished, first=config.steps)
     reports = time_variants(variants, config, config.speedup.steps, unfinished, console, lambda reports: None)
     drafted = [report for name, report in reports.items() if name != PLAIN]
     return reports.get(AUTOMATIC) or max(drafted, key=lambda report: report.step_speedup[0])
-
-
-def _compared(experiment: Experiment) -> Experiment:
-    """Return the experiment with synchronous steps that end every sequence, at the run's draft lengths and at 0."""
-    experiment = synchronous(experiment)
-    rollout = experiment.config.rollout
-    lengths = tuple(sorted({0, *rollout.lengths}))
-    rollout = replace(rollout, draft_lengths=lengths, carry_over=None, max_age=None)
-    return replace(experiment, config=replace(experiment.config, rollout=rollout))

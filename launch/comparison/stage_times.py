@@ -93,7 +93,7 @@ def time_variants(
     console: Console,
     keep: Callable[[dict[str, VariantReport]], None],
 ) -> dict[str, VariantReport]:
-    """Time as many steps of every variant, interleaved, print them and return the reports.
+    """Time `steps` steps of every variant in turns, print them and return the reports.
 
     Raises Stopped at a signal, after it has printed those of the steps so far. `keep` gets what is printed.
 

@@ -68,21 +68,23 @@ class Variant:
 
     start:  initial train state. Steps update a copy of it; only the schedule of draft training is written back.
     chosen: index of the draft length for each phase; None without a draft.
+    first:  number of the run's step that is timed as step 0.
     """
 
     def __init__(
-        self, experiment: Experiment, step: StagedStep, start: TrainState, chosen: Sequence[int] | None
+        self, experiment: Experiment, step: StagedStep, start: TrainState, chosen: Sequence[int] | None, first: int = 0
     ) -> None:
-        self.step, self.start, self.chosen = step, start, chosen
+        self.step, self.start, self.chosen, self._first = step, start, chosen, first
         self._experiment, self._replicated = experiment, NamedSharding(experiment.mesh, P())
         self._choice: Choice = None if chosen is None else self._put(np.array(chosen, np.int32))
         self._batches = NumberedBatches(experiment)
 
     def time_step(self, number: int) -> StepTime:
-        """Time a step from the initial state, on the run's batch `number`, which must be larger than in earlier calls.
+        """Time step `number` from the initial state, with its prompts and noise. Numbers must ascend.
 
         The step updates a copy of the state, which is made before the clock starts.
         """
+        number += self._first
         state = replace(jax.tree.map(jnp.copy, self.start), step=self._put(np.int32(number)))
         self._batches.skip_to(number)
         jax.block_until_ready(state)
@@ -131,7 +133,12 @@ def round_costs(experiment: Experiment, unfinished: Unfinished) -> Callable[[Par
 
 
 def make_variants(
-    experiment: Experiment, reward_fn: RewardFn, params: Params, seconds: np.ndarray | None, unfinished: Unfinished
+    experiment: Experiment,
+    reward_fn: RewardFn,
+    params: Params,
+    seconds: np.ndarray | None,
+    unfinished: Unfinished,
+    first: int = 0,
 ) -> tuple[dict[str, Variant], Drafting | None]:
     """Return the variants by name, and the acceptance and costs from which `automatic` chose its draft lengths.
 
@@ -139,8 +146,9 @@ def make_variants(
     All but the first share one program, because the draft length is data. Each variant has taken its first step, which
     compiles the programs and measures the acceptance for `automatic`. Raises Stopped at a signal.
 
-    experiment: a run with automatic choice of the draft length.
+    experiment: its `rollout.draft_lengths` are compared.
     seconds:    [phases, lengths], seconds of a round. None: there is no `automatic`.
+    first:      number of the run's step that is timed first.
     """
     lengths, mesh = experiment.config.rollout.lengths, experiment.mesh
     policy, drafter = experiment.networks.policy, experiment.networks.drafter
@@ -153,7 +161,7 @@ def make_variants(
     draft_state = replace(draft_state, optimizer=optimizer, reference=plain_state.reference)
     stages = Stages(policy, drafter, reward_fn, experiment.config, mesh, experiment.rollout_fn, experiment.loss_fn)
     plain_step = StagedStep(replace(stages, drafter=NoDrafter(), config=plain))
-    variants = {PLAIN: Variant(experiment, plain_step, plain_state, None)}
+    variants = {PLAIN: Variant(experiment, plain_step, plain_state, None, first)}
     step = StagedStep(stages)
     drafting: Drafting | None = draft_state.drafting
     assert drafting is not None
@@ -163,12 +171,12 @@ def make_variants(
         variants[PLAIN].time_step(0)
         phase.finish()
         for name, chosen in drafted.items():
-            variants[name] = Variant(experiment, step, draft_state, chosen)
+            variants[name] = Variant(experiment, step, draft_state, chosen, first)
             drafting = update_drafting(drafting, variants[name].time_step(0).rollout, None, lengths)
             phase.finish()
         if seconds is not None:
             draft_state = replace(draft_state, drafting=processes.place(drafting, NamedSharding(mesh, P())))
-            variants[AUTOMATIC] = Variant(experiment, step, draft_state, choose(drafting, lengths).tolist())
+            variants[AUTOMATIC] = Variant(experiment, step, draft_state, choose(drafting, lengths).tolist(), first)
             variants[AUTOMATIC].time_step(0)
             phase.finish()
     for name, variant in variants.items():

@@ -53,7 +53,7 @@ def rank_meshes(config: RunConfig, plan: PlanConfig, usable: float) -> tuple[lis
             experiment = abstract_experiment(with_mesh(config, mesh), mesh_over(devices, mesh))
             found.append(estimate(experiment, hardware))
         except ConfigError as error:
-            refused.append(Refused(mesh, str(error)))
+            refused.append(Refused(mesh, "; ".join(error.args)))
     if not found:
         raise ConfigError(f"plan.gpus = {count}: no mesh of so many GPUs is possible; {refused[0].reason}")
     fitting = sorted((each for each in found if each.largest <= usable), key=lambda each: each.seconds)

@@ -36,10 +36,9 @@ def check_run(experiment: Experiment, continuing: bool) -> None:
         check_training,
         Experiment.train_batches,
         *of_new_runs,
-        _check_rollout_function,
+        _check_rollouts,
         _check_loss_function,
         _check_evaluation,
-        check_comparison,
     )
     check_all([partial(check, experiment) for check in checks])
 
@@ -84,8 +83,13 @@ def _check_distillation(experiment: Experiment) -> None:
         check_distillation(experiment)
 
 
-def _check_rollout_function(experiment: Experiment) -> None:
-    """Trace the rollout of a training step, if anything but options of our own rollout shapes it."""
+def _check_rollouts(experiment: Experiment) -> None:
+    """Trace the rollouts of a training step and of the closing comparison, unless they are our own."""
+    _check_training_rollout(experiment)
+    check_comparison(experiment)
+
+
+def _check_training_rollout(experiment: Experiment) -> None:
     config, asynchronous = experiment.config, experiment.config.asynchronous
     if config.rollout.function is None and asynchronous.lag is None and config.rollout.carry_over is None:
         return

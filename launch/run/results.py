@@ -38,7 +38,9 @@ def record_results(
 
         def compare() -> dict[str, float]:
             drafted = compare_steps(experiment, reward_fn, state, console, unfinished)
-            return {"generation_speedup": drafted.generation_speedup[0], "step_speedup": drafted.step_speedup[0]}
+            measured = {"generation_speedup": drafted.generation_speedup, "step_speedup": drafted.step_speedup}
+            ends = {"": 0, "_low": 1, "_high": 2}
+            return {f"{name}{end}": value[i] for name, value in measured.items() for end, i in ends.items()}
 
         logs.events.record_result(config.steps, **processes.within(experiment.mesh, compare))
         unfinished.remove()

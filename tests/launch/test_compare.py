@@ -16,10 +16,12 @@ from rich.console import Console
 
 import launch.compare
 from launch.build.experiment import build_experiment
+from launch.build.state import fresh_state
 from launch.cli.errors import ConfigError, Stopped
 from launch.cli.options import parse_run
-from launch.cli.unfinished import Unfinished
+from launch.cli.unfinished import NOT_KEPT, Unfinished
 from launch.comparison.asynchronous import NOTE
+from launch.comparison.closing import check_comparison, compare_steps
 from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.options import CompareArgs
 from launch.comparison.reward_curves import (
@@ -32,9 +34,11 @@ from launch.comparison.reward_curves import (
 )
 from launch.comparison.stage_times import STAGES, VariantReport, steady_speedup, step_speedup, time_variants
 from launch.comparison.variants import StepTime
+from launch.rewards.reward_fn import make_reward
 from specjax.parallel.memory import Part
-from specjax.types import Rollout
-from tests.launch.programs import FEW, Options, Refusal, argv, flags, leave_run
+from specjax.train.timed_step import StagedStep
+from specjax.types import Prompts, Rollout, TrainState
+from tests.launch.programs import FEW, LEAST, Options, Refusal, argv, flags, leave_run
 from tests.refusals import assert_refused, refuses
 
 PLOTS = importlib.util.find_spec("matplotlib") is not None
@@ -110,10 +114,44 @@ def test_a_comparison_that_is_stopped_shows_the_steps_so_far():
 
     variants: Any = {"autoregressive": arm(2.0), "3": arm(1.0)}
     shown = dict[str, VariantReport]()
-    config: Any = SimpleNamespace(steps=9, draft_training=SimpleNamespace(max_every=32))
+    draft_training, rollout_options = SimpleNamespace(max_every=32), SimpleNamespace(lengths=(0, 3))
+    config: Any = SimpleNamespace(draft_training=draft_training, rollout=rollout_options)
     with pytest.raises(Stopped):
-        time_variants(variants, (0, 3), config, Unfinished(), Console(), shown.update)
+        time_variants(variants, config, 9, Unfinished(), Console(), shown.update)
     assert len(shown["3"].turns) == 2 and shown["3"].step_speedup == (2.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    "options", [{"--rollout.draft-lengths": "0 2"}, {"--asynchronous.lag": "1", "--rollout.draft-length": "2"}]
+)
+def test_the_closing_comparison_times_new_steps_at_the_draft_lengths_of_the_run(
+    options: Options, monkeypatch: pytest.MonkeyPatch
+):
+    """Steps of the run would draft what its history lookup remembers of them."""
+    words = LEAST | {"--steps": "4", "--speedup.steps": "1", "--draft.lookup.kind": "history"} | options
+    experiment = build_experiment(parse_run(argv("tiny", words), "", ""), asynchronous=True)
+    check_comparison(experiment)
+    steps, said = list[int](), io.StringIO()
+
+    def record(step: StagedStep, state: TrainState, prompts: Prompts, chosen: Any = None) -> Any:
+        steps.append(int(state.step))
+        return take(step, state, prompts, chosen)
+
+    take = StagedStep.__call__
+    monkeypatch.setattr(StagedStep, "__call__", record)
+    lengths = experiment.config.rollout.draft_lengths
+    # Costs with which drafting always pays.
+    seconds = np.array([[1.0, 0.5]] * len(experiment.phases), np.float32) if lengths else None
+    state = fresh_state(experiment, experiment.networks.params, seconds)
+    report = compare_steps(
+        experiment,
+        make_reward(None, experiment.problems.train, experiment.tokenizer),
+        state,
+        Console(file=said),
+        NOT_KEPT,
+    )
+    assert set(steps) == {4, 5} and set(report.draft_lengths) == {2} and len(report.turns) == 1
+    assert ("automatic" in said.getvalue()) == bool(lengths)
 
 
 def test_every_variant_has_the_same_tokens(compared: tuple[dict[str, Any], str, Path]):

@@ -37,7 +37,7 @@ def finite(experiment: Experiment, params: Params, batch: TrainBatch) -> Params:
 def test_a_run_of_skipped_updates_ends_with_its_batch_and_its_state_saved(tmp_path: Path) -> None:
     run = tmp_path / "run"
     options: Options = OPTIONS | {"--out": str(run)}
-    process = start("tiny", options, "--speedup.slots")
+    process = start("tiny", options, "--speedup.steps", "0")
     try:
         out, errors = process.communicate(timeout=300)
     finally:
