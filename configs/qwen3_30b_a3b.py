@@ -11,8 +11,9 @@ in the two. No load-balance loss, as in other public RL recipes for this model (
 Draft: an EAGLE-3 head with random weights, distilled from every rollout, over the 32,000 most frequent tokens of the
 problems. Draft length 0 where 3 does not pay: a verification of several tokens reads more experts than one token does.
 
-Minimum mesh: 16 GPUs of 141 GB, 2 along `fsdp`, 2 along `expert` and 4 along `tensor`.
-GiB per GPU, by the sizes of arrays and without activations:
+Minimum mesh: 16 GPUs of 141 GB, 2 along `fsdp`, 2 along `expert` and 4 along `tensor`, with
+XLA_PYTHON_CLIENT_MEM_FRACTION=0.95 in the environment (docs/plan.md).
+GiB per GPU, by the sizes of arrays and without activations, which take 85 in an update:
 - master weights and moments in float32: 23
 - gradients: 8; their sum over microbatches: 8
 - bfloat16 copy: 8
@@ -37,7 +38,7 @@ from configs.schema import (
 config = RunConfig(
     name="qwen3_30b_a3b",
     steps=200,
-    microbatches=128,
+    microbatches=32,
     ladder=(1024, 2048, 3072),
     mesh=MeshConfig(fsdp=2, expert=2, tensor=4),
     model=ModelConfig(remat="full"),
