@@ -29,7 +29,6 @@ from configs import narrow
 from configs.algorithms import with_algorithm
 from configs.override import override
 from configs.schema import EvalConfig, LossOptions, RolloutOptions, RunConfig
-from launch.build.experiment import Experiment, build_experiment
 from launch.cli.options import run_program, use_compile_cache
 from launch.cli.pyplot import load_pyplot
 from launch.cli.unfinished import Unfinished
@@ -37,6 +36,7 @@ from launch.data.batches import fixed_batches
 from launch.evaluation.sampler import Evaluate, make_evaluate
 from launch.rewards.reward_fn import make_reward
 from launch.run.supervised_warmup import warm_up
+from launch.setup.experiment import Experiment, build_experiment
 from launch.timing import format_provenance
 from specjax import Params, Policy, Prompts, Reward, Rollout, init_train_state, make_train_step, speculative_rollout
 from specjax.drafters import Drafter

@@ -35,12 +35,12 @@ from benchmarks.draft_runs import (
 )
 from configs import narrow
 from configs.schema import DistillConfig, RunConfig
-from launch.build.experiment import build_experiment
 from launch.cli.options import run_program, use_compile_cache
 from launch.cli.pyplot import load_pyplot
 from launch.cli.unfinished import Unfinished
 from launch.distillation.trainer import distill
 from launch.run.supervised_warmup import warm_up
+from launch.setup.experiment import build_experiment
 from launch.timing import format_provenance
 
 # RL steps per mean in the table.

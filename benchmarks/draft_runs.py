@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.bench.rollout_timer import RolloutTime, RolloutTimer
-from launch.build.experiment import Experiment
 from launch.cli.unfinished import Unfinished
 from launch.data.responses import Answers, answers_of
 from launch.distillation.acceptance import measure_acceptance
 from launch.distillation.trainer import distill
 from launch.rewards.reward_fn import make_reward
+from launch.setup.experiment import Experiment
 from launch.timing import interleaved, interval
 from specjax import NoDrafter, Params, Prompts, init_train_state, make_generate, make_train_step, seed_step
 from specjax.rollout.generate import make_prepare, per_shard

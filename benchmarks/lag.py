@@ -26,10 +26,10 @@ import numpy as np
 from benchmarks.algorithms import begin
 from configs import tiny
 from configs.schema import AsynchronousConfig, RunConfig
-from launch.build.experiment import Experiment, build_experiment
 from launch.cli.options import run_program, use_compile_cache
 from launch.evaluation.sampler import Evaluate
 from launch.rewards.reward_fn import make_reward
+from launch.setup.experiment import Experiment, build_experiment
 from launch.timing import format_provenance
 from specjax import Params, init_train_state
 from specjax.parallel.mesh import MeshConfig

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from launch.build.drafts.base import Draft, DraftContext
+from launch.setup.drafts.base import Draft, DraftContext
 from specjax import Drafter, DraftLoss, Proposal
 from specjax.drafters.distillation import acceptance, divergence
 from specjax.sampling import full_log_probs, process_logits, sample

@@ -9,7 +9,6 @@ from dataclasses import asdict, replace
 
 from rich.console import Console
 
-from launch.build.experiment import Experiment, build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
@@ -27,6 +26,7 @@ from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.console import explain_choice
 from launch.run.pinned import with_commits, with_step
 from launch.run.trained_networks import trained_networks
+from launch.setup.experiment import Experiment, build_experiment
 from launch.timing import format_provenance, provenance
 
 console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False, width=170)  # that of the table

@@ -2,9 +2,9 @@
 
 import jax
 
-from launch.build.conversion import ConvertArgs, convert
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse, run_program
+from launch.setup.conversion import ConvertArgs, convert
 
 
 def main(argv: list[str]) -> int:

@@ -9,7 +9,6 @@ Exit code 3 means that something is off.
 
 from pathlib import Path
 
-from launch.build.experiment import build_experiment
 from launch.cli.console import console
 from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
@@ -22,6 +21,7 @@ from launch.run.directory import CONFIG_FILE
 from launch.run.pinned import with_commits
 from launch.run.recorded import as_recorded, check_same, differences, read_recorded
 from launch.run.restore import params_of, saved_step
+from launch.setup.experiment import build_experiment
 from launch.timing import provenance
 
 FOUND = 3

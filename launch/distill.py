@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from configs.schema.networks import LookupConfig
-from launch.build.experiment import Experiment, build_experiment
 from launch.cli.console import console
 from launch.cli.hosts import join_hosts
 from launch.cli.lock import exclusive, held_by_primary
@@ -26,6 +25,7 @@ from launch.distillation.offline import distill_offline
 from launch.distillation.options import DistillArgs
 from launch.run.pinned import with_commits, with_step
 from launch.run.restore import restore_params, restore_policy
+from launch.setup.experiment import Experiment, build_experiment
 from specjax.train.selection import SelectionConfig
 from specjax.train.updates import UpdateConfig
 from specjax.types import Params

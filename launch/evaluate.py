@@ -6,7 +6,6 @@ Completions are generated and scored as in training, by the same speculative rol
 
 from dataclasses import replace
 
-from launch.build.experiment import build_experiment
 from launch.cli.console import console
 from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
@@ -19,6 +18,7 @@ from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.sets import evaluate_sets, load_sets
 from launch.run.pinned import with_commits, with_step
 from launch.run.restore import params_of
+from launch.setup.experiment import build_experiment
 from launch.timing import provenance
 
 

@@ -6,12 +6,12 @@ layout with its tokenizer; an MTP head is included under the weight names of its
 alone.
 """
 
-from launch.build.experiment import build_experiment
 from launch.cli.options import parse_run_and, run_program
 from launch.cli.paths import new_output_directory
 from launch.cli.reads import EXPORT
 from launch.run.export import ExportArgs, export
 from launch.run.pinned import with_commits
+from launch.setup.experiment import build_experiment
 
 
 def main(argv: list[str]) -> int:

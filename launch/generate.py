@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from functools import partial
 
-from launch.build.experiment import build_experiment
 from launch.cli.console import console
 from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
@@ -12,6 +11,7 @@ from launch.cli.reads import GENERATE
 from launch.evaluation.one_prompt import answer_prompt
 from launch.run.pinned import with_commits
 from launch.run.restore import params_of
+from launch.setup.experiment import build_experiment
 from specjax.checkpoint import Which
 from specjax.options import Options, Positive
 

@@ -3,7 +3,6 @@
 from contextlib import nullcontext
 from pathlib import Path
 
-from launch.build.experiment import Experiment, build_experiment
 from launch.cli.console import console
 from launch.cli.errors import RunStopped
 from launch.cli.hosts import join_hosts
@@ -22,6 +21,7 @@ from launch.run.pinned import with_commits
 from launch.run.results import record_results
 from launch.run.skipped_updates import describe_healthy
 from launch.run.start import held_out_evaluator, resume_from, start_new, warn_of_start
+from launch.setup.experiment import Experiment, build_experiment
 from specjax.checkpoint import Checkpointer
 from specjax.rewards import RewardFn
 from specjax.train.asynchronous import AsynchronousStep

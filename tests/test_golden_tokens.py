@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch.build.experiment import Experiment, build_experiment
 from launch.cli.options import load_recipe
+from launch.setup.experiment import Experiment, build_experiment
 from specjax.drafters import Drafter, NGramDrafter, NoDrafter
 from specjax.keys import seed_step
 from specjax.rollout.generate import make_generate

@@ -42,7 +42,7 @@ ROOMS = {
         ("cli", "timing"),
         ("data",),
         ("rewards",),
-        ("build",),
+        ("setup",),
         ("costs",),
         ("comparison", "distillation", "evaluation", "plan"),
         ("diagnosis", "run"),

@@ -26,12 +26,12 @@ from jaxtyping import Array
 from benchmarks.bench.models import Functions, functions
 from benchmarks.bench.presets import PRESETS, Preset
 from benchmarks.bench.report import Results, Row, Section
-from launch.build.experiment import build_experiment
-from launch.build.state import abstract_state
 from launch.cli.recipes import load_recipe
 from launch.costs.round_timer import first_rows, run_rounds
 from launch.plan.devices import absent_gpus
 from launch.rewards.reward_fn import make_reward
+from launch.setup.experiment import build_experiment
+from launch.setup.state import abstract_state
 from models.config import eagle3_feature_layers
 from specjax.parallel.mesh import AXES
 from specjax.rollout.plan import Phase, RolloutConfig

@@ -14,13 +14,13 @@ from jax.sharding import PartitionSpec as P
 from rich.console import Console
 from rich.table import Column, Table
 
-from launch.build.experiment import Experiment
-from launch.build.memory import check_training
 from launch.cli.errors import ConfigError
 from launch.cli.unfinished import Unfinished
 from launch.comparison.stage_times import Interval, VariantReport
 from launch.comparison.variants import AUTOMATIC, PLAIN, NumberedBatches, Variant
 from launch.costs.turns import Record, timed_turns
+from launch.setup.experiment import Experiment
+from launch.setup.memory import check_training
 from launch.timing import interval
 from specjax.parallel import processes
 from specjax.train.asynchronous import AsynchronousStep

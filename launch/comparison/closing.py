@@ -6,12 +6,12 @@ import jax
 from rich.console import Console
 
 from configs.schema import AsynchronousConfig
-from launch.build.experiment import Experiment
-from launch.build.memory import check_training
 from launch.cli.errors import ConfigError
 from launch.cli.unfinished import Unfinished
 from launch.comparison.stage_times import VariantReport, time_variants
 from launch.comparison.variants import AUTOMATIC, PLAIN, make_variants
+from launch.setup.experiment import Experiment
+from launch.setup.memory import check_training
 from specjax.parallel import processes
 from specjax.rewards import RewardFn
 from specjax.types import TrainState

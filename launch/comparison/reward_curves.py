@@ -12,11 +12,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from launch.build.experiment import Experiment
 from launch.cli.pyplot import load_pyplot
 from launch.cli.unfinished import Unfinished
 from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.variants import AUTOMATIC, PLAIN, Variant
+from launch.setup.experiment import Experiment
 from specjax.parallel import processes
 from specjax.types import Rollout
 

@@ -11,10 +11,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.build.experiment import Experiment
-from launch.build.state import fresh_state
 from launch.cli.unfinished import Unfinished
 from launch.costs.cost_table import cell_timer, given_cells
+from launch.setup.experiment import Experiment
+from launch.setup.state import fresh_state
 from specjax.cost import Drafting, choose, round_seconds, update_drafting
 from specjax.drafters import NoDrafter
 from specjax.parallel import processes

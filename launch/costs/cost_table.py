@@ -11,12 +11,12 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from launch.build.experiment import Experiment
-from launch.build.networks import Networks
 from launch.cli.errors import ConfigError
 from launch.cli.unfinished import NOT_KEPT, Unfinished
 from launch.costs.round_timer import RoundTimer, TimedRounds
 from launch.costs.turns import timed_turns
+from launch.setup.experiment import Experiment
+from launch.setup.networks import Networks
 from models.files import write_atomically
 from specjax.cost import Cell, Drafting, fit, round_seconds
 from specjax.parallel import processes

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from launch.build.drafts.base import Draft
-from launch.build.drafts.eagle3 import Eagle3Draft
-from launch.build.drafts.mtp import MTPDraft
-from launch.build.networks import Networks
+from launch.setup.drafts.base import Draft
+from launch.setup.drafts.eagle3 import Eagle3Draft
+from launch.setup.drafts.mtp import MTPDraft
+from launch.setup.networks import Networks
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.decoder import make_policy
 from models.drafts.eagle3 import make_eagle3

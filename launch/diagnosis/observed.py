@@ -10,8 +10,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
+from launch.setup.experiment import Experiment
 from specjax.drafters import Drafter
 from specjax.keys import SeedStep, seed_step
 from specjax.parallel import processes

@@ -7,9 +7,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from launch.build.experiment import Experiment
 from launch.diagnosis.acceptance import Rate
 from launch.diagnosis.findings import LOW, Finding
+from launch.setup.experiment import Experiment
 
 # Options of the run that a diagnosis may change.
 CHANGEABLE = ("model.dtype", "draft.lookup", "rollout", "mesh")

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
 from launch.cli.unfinished import NOT_KEPT, Unfinished
 from launch.data.batches import fixed_batches, prompts_per_batch
 from launch.data.responses import Answers, answers_of, join_answers
+from launch.setup.experiment import Experiment
 from specjax.drafters import Drafter
 from specjax.keys import seed_step
 from specjax.parallel import processes

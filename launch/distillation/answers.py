@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from launch.build.experiment import Experiment
 from launch.cli.compilation import CompileClock
 from launch.cli.unfinished import Unfinished
 from launch.data.responses import Answers, answers_of, join_answers
 from launch.distillation.cost import Work
+from launch.setup.experiment import Experiment
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import SeedStep, seed_step
 from specjax.rollout.generate import make_generate

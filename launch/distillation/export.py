@@ -3,14 +3,14 @@
 import shutil
 from pathlib import Path
 
-from launch.build.drafts.base import Draft
-from launch.build.experiment import Experiment
-from launch.build.networks import Networks
-from launch.build.policy import check_exportable
 from launch.cli.errors import ConfigError
 from launch.data.hub import checkpoint_directory
 from launch.data.tokenizers import copy_tokenizer
 from launch.distillation.acceptance import HeldOutAcceptance
+from launch.setup.drafts.base import Draft
+from launch.setup.experiment import Experiment
+from launch.setup.networks import Networks
+from launch.setup.policy import check_exportable
 from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig
 from models.files import read_json

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
 from launch.cli.paths import write_results
 from launch.cli.unfinished import Unfinished
@@ -17,6 +16,7 @@ from launch.distillation.export import check_trained, made_for_distillation, rem
 from launch.distillation.options import DistillArgs
 from launch.distillation.report import distillation_json, print_distillation
 from launch.distillation.trainer import check_distillation, distill
+from launch.setup.experiment import Experiment
 from models.checkpoints.made_for import state_made_for
 from specjax.types import Params
 

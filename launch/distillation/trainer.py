@@ -5,9 +5,6 @@ from itertools import accumulate
 
 import numpy as np
 
-from launch.build.draft_vocabulary import most_frequent
-from launch.build.experiment import Experiment
-from launch.build.memory import check_rollout
 from launch.cli.compilation import CompileClock
 from launch.cli.errors import ConfigError
 from launch.cli.unfinished import Unfinished
@@ -15,6 +12,9 @@ from launch.data.responses import Answers
 from launch.distillation.answers import AnswerGenerator, Keep
 from launch.distillation.cost import DistillationCost, Work
 from launch.distillation.reads import KeptReads, picks_of_step
+from launch.setup.draft_vocabulary import most_frequent
+from launch.setup.experiment import Experiment
+from launch.setup.memory import check_rollout
 from specjax.drafters import Drafter, NoDrafter
 from specjax.parallel.mesh import batch_shards
 from specjax.train.distill import init_distill_state, make_distill_step

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from launch.build.experiment import Experiment
-from launch.build.memory import check_rollout
 from launch.cli.compilation import CompileClock
 from launch.cli.errors import ConfigError
 from launch.data.batches import fixed_batches
 from launch.data.problems import Problem
 from launch.evaluation.sampler import Sampler
 from launch.evaluation.streaming import stream_rounds
+from launch.setup.experiment import Experiment
+from launch.setup.memory import check_rollout
 from specjax.parallel import processes
 from specjax.parallel.mesh import batch_shards
 from specjax.train.metrics import rollout_metrics

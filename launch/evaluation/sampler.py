@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from launch.build.experiment import Experiment
 from launch.cli.compilation import CompileClock
 from launch.cli.progress import Progress
 from launch.data.batches import prompts_per_batch
+from launch.setup.experiment import Experiment
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import seed_step
 from specjax.parallel import processes

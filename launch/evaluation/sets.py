@@ -10,9 +10,6 @@ import numpy as np
 from rich.console import Console
 
 from configs.schema import RunConfig
-from launch.build.experiment import Experiment
-from launch.build.memory import check_rollout
-from launch.build.problems import build_problems, load_problems
 from launch.cli.errors import ConfigError
 from launch.cli.unfinished import Unfinished
 from launch.data.batches import PromptTable, fixed_batches, prompts_per_batch
@@ -24,6 +21,9 @@ from launch.evaluation.report import print_set, set_report
 from launch.evaluation.sampler import Sampled, Sampler, join_sampled
 from launch.evaluation.statistics import INTERVAL
 from launch.rewards.reward_fn import final_answer_of, make_pool, make_reward
+from launch.setup.experiment import Experiment
+from launch.setup.memory import check_rollout
+from launch.setup.problems import build_problems, load_problems
 from specjax.drafters import NoDrafter
 from specjax.rewards import compiled_reward
 from specjax.types import Params

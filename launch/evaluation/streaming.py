@@ -6,7 +6,7 @@ from functools import partial
 
 import jax
 
-from launch.build.experiment import Experiment
+from launch.setup.experiment import Experiment
 from specjax import kernels
 from specjax.keys import SeedStep
 from specjax.rollout.generate import make_prepare, place

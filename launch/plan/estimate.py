@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from configs.schema import RunConfig
-from launch.build.experiment import Experiment
-from launch.build.policy import longest_sequence
-from launch.build.state import abstract_state
 from launch.plan.memory import Components, known_components
 from launch.plan.programs import ProgramName
 from launch.plan.rounds import rollout_deployment, round_times
+from launch.setup.experiment import Experiment
+from launch.setup.policy import longest_sequence
+from launch.setup.state import abstract_state
 from models.sheets import decoder_sheet
 from specjax.cost import Hardware
 from specjax.cost.sheets import Efficiency, forward

@@ -8,8 +8,8 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.build.experiment import Experiment
 from launch.costs.round_timer import first_rows
+from launch.setup.experiment import Experiment
 from specjax.parallel.memory import bytes_per_device
 from specjax.parallel.mesh import BATCH_AXES, batch_shards, spec
 from specjax.rollout.generate import gathered_shardings, prepare

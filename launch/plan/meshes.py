@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from configs.schema import RunConfig
-from launch.build.experiment import abstract_experiment
 from launch.cli.errors import ConfigError
 from launch.plan.devices import mesh_over, planned_devices
 from launch.plan.estimate import MeshEstimate, estimate
 from launch.plan.options import PlanConfig
+from launch.setup.experiment import abstract_experiment
 from specjax.cost import HARDWARE
 from specjax.parallel.mesh import AXES, MeshConfig
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import get_args
 
 from configs.schema import RunConfig
-from launch.build.experiment import Experiment, abstract_experiment
 from launch.cli.console import console
 from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.paths import write_results
@@ -28,6 +27,7 @@ from launch.plan.report import (
     work,
 )
 from launch.plan.rounds import round_times
+from launch.setup.experiment import Experiment, abstract_experiment
 from launch.timing import provenance
 from specjax.cost import HARDWARE
 

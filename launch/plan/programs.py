@@ -12,15 +12,15 @@ import jax
 import numpy as np
 
 from configs.schema import RunConfig
-from launch.build.experiment import Experiment, abstract_experiment
-from launch.build.policy import longest_sequence
-from launch.build.state import abstract_state
 from launch.cli.errors import RunStopped, first_line, refusing
 from launch.plan.devices import OPTION_SETS, planned
 from launch.plan.flops import Flops, flops
 from launch.plan.memory import Components, components
 from launch.plan.options import PlanConfig
 from launch.plan.traffic import Collectives, collectives_of
+from launch.setup.experiment import Experiment, abstract_experiment
+from launch.setup.policy import longest_sequence
+from launch.setup.state import abstract_state
 from specjax.rewards import HostReward
 from specjax.testing.hlo import Program
 from specjax.train.stages import Stages

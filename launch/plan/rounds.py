@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from launch.build.experiment import Experiment
+from launch.setup.experiment import Experiment
 from models.sheets import decoder_sheet
 from specjax.cost import Deployment, Hardware, cost_model
 

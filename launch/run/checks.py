@@ -7,8 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from launch.build.experiment import Experiment
-from launch.build.memory import check_rollout, check_training
 from launch.cli.errors import ConfigError, check_all, refusing
 from launch.comparison.closing import check_comparison
 from launch.costs.cost_table import given_cells
@@ -16,6 +14,8 @@ from launch.distillation.trainer import check_distillation
 from launch.evaluation.sampler import held_out_batch_size
 from launch.run.supervised_warmup import check_warmup
 from launch.run.wandb import check_wandb
+from launch.setup.experiment import Experiment
+from launch.setup.memory import check_rollout, check_training
 from specjax.parallel import processes
 from specjax.train.carry_over import check_carry_over
 from specjax.train.config import check_mixture

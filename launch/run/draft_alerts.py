@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from launch.build.drafts.base import Draft
 from launch.run.step_timer import Step
+from launch.setup.drafts.base import Draft
 from specjax.cost import Drafting, acceptance_length, batch_gain, expected_speedup
 from specjax.parallel import processes
 from specjax.rollout.plan import Phase

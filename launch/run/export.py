@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
 from launch.cli.paths import check_checkpoint
 from launch.data.hub import checkpoint_directory
 from launch.distillation.export import check_verifier, write_policy
 from launch.run.records import made_for
 from launch.run.restore import restore_params, restore_policy
+from launch.setup.experiment import Experiment
 from models.checkpoints.made_for import state_made_for
 from models.config import Dtype
 from models.hf.mtp_files import load_mtp

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from launch.build.experiment import Experiment
 from launch.cli.errors import RunStopped
 from launch.cli.signals import StopSignals
 from launch.run.draft_alerts import DraftSwitches, wrongly_loaded
@@ -19,6 +18,7 @@ from launch.run.skipped_updates import SkippedUpdates
 from launch.run.start import Start
 from launch.run.step_timer import Step, StepTimer
 from launch.run.wandb import wandb_log
+from launch.setup.experiment import Experiment
 
 
 @dataclass(frozen=True)

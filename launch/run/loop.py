@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 import jax
 import jax.numpy as jnp
 
-from launch.build.experiment import Experiment
 from launch.cli.compilation import CompileClock
 from launch.cli.console import console
 from launch.cli.errors import RunStopped
@@ -20,6 +19,7 @@ from launch.run.draft_alerts import slower_than_plain
 from launch.run.logs import RunLogs
 from launch.run.start import Start, checkpoint_extra
 from launch.run.step_timer import Metrics, Step
+from launch.setup.experiment import Experiment
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
 from specjax.train.asynchronous import AsynchronousStep, MixedVersions

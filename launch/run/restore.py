@@ -6,10 +6,10 @@ from pathlib import Path
 
 import jax
 
-from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
 from launch.cli.paths import CHECKPOINTS, check_checkpoint
 from launch.cli.progress import Progress
+from launch.setup.experiment import Experiment
 from specjax.checkpoint import Checkpointer, Which
 from specjax.types import Params, PyTree
 

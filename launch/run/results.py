@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 
-from launch.build.experiment import Experiment
 from launch.cli.console import console
 from launch.cli.unfinished import Unfinished, options_text
 from launch.comparison.closing import compare_steps
 from launch.evaluation.sampler import Evaluate
 from launch.run.logs import RunLogs
 from launch.run.start import Start
+from launch.setup.experiment import Experiment
 from specjax.parallel import processes
 from specjax.rewards import RewardFn
 from specjax.types import TrainState

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from launch.build.experiment import Experiment
 from launch.cli.console import console
 from launch.data.prompts import prompt_text
 from launch.data.tokenizers import token_texts
 from launch.run.history import cut_after
+from launch.setup.experiment import Experiment
 from specjax.parallel import processes
 from specjax.types import Prompts, Rollout
 

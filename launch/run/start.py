@@ -5,8 +5,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from launch.build.experiment import Experiment
-from launch.build.state import abstract_state, fresh_state
 from launch.cli.console import console
 from launch.cli.errors import ConfigError
 from launch.cli.unfinished import Unfinished
@@ -16,6 +14,8 @@ from launch.distillation.trainer import distill
 from launch.evaluation.sampler import Evaluate, held_out_batch_size, make_evaluate
 from launch.run.event_log import EventLog
 from launch.run.supervised_warmup import warm_up
+from launch.setup.experiment import Experiment
+from launch.setup.state import abstract_state, fresh_state
 from specjax.checkpoint import Checkpointer
 from specjax.cost import Cell
 from specjax.parallel import processes

@@ -8,10 +8,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.build.experiment import Experiment
 from launch.cli.errors import ConfigError
 from launch.cli.unfinished import Unfinished
 from launch.data.responses import Answers, worked_solutions
+from launch.setup.experiment import Experiment
 from specjax import kernels
 from specjax.log_probs import teacher_forced, token_log_probs
 from specjax.parallel import processes

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from launch.build.experiment import Experiment
 from launch.cli.unfinished import Unfinished
 from launch.distillation.trainer import check_distillation, distill
 from launch.run.restore import restore_params
 from launch.run.supervised_warmup import check_warmup, warm_up
+from launch.setup.experiment import Experiment
 from specjax.checkpoint import Which
 from specjax.types import Params
 

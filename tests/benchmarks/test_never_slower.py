@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.networks import VOCAB, small
 from benchmarks.never_slower import MESH, Cell, Job, measure
-from launch.build.networks import Networks
+from launch.setup.networks import Networks
 from specjax.drafters import NGramDrafter
 from specjax.types import Params
 

@@ -10,9 +10,9 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from configs.schema import RolloutOptions, RunConfig
-from launch.build.problems import build_problems
 from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe, recipes
+from launch.setup.problems import build_problems
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import Eagle3Config, init_eagle3

@@ -194,7 +194,7 @@ def stubbed() -> Iterator[None]:
         stack.enter_context(patch("launch.run.pinned.saved_step", lambda *args: 7))
         for name in ("read_recorded", "check_same", "saved_step", "differences"):
             stack.enter_context(patch(f"launch.diagnose.{name}", lambda *args: ()))
-        stack.enter_context(patch("launch.build.policy.init_params", _zeros))
+        stack.enter_context(patch("launch.setup.policy.init_params", _zeros))
         yield
 
 

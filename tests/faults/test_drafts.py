@@ -9,9 +9,9 @@ import pytest
 
 from configs.schema import ArithmeticConfig, DataConfig, EvalConfig, RolloutOptions, RunConfig
 from configs.schema.networks import DraftConfig, ModelConfig
-from launch.build.experiment import build_experiment
 from launch.distillation import acceptance
 from launch.run.start import held_out_evaluator
+from launch.setup.experiment import build_experiment
 from models.config import DecoderConfig
 from models.hf.eagle3_dialects import Dialect
 from models.hf.eagle3_files import load_eagle3

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launch.build.experiment import Experiment, build_experiment
 from launch.cli.options import parse_run
 from launch.data.batches import fixed_batches
 from launch.data.problems import Problem
 from launch.evaluation.one_prompt import answer_prompt
 from launch.evaluation.sampler import Sampler
+from launch.setup.experiment import Experiment, build_experiment
 from tests.launch.programs import LEAST, argv
 
 PROMPT, BUDGET = "12+3", 8

@@ -15,12 +15,12 @@ from jaxtyping import Array
 import launch.train
 from configs.schema import RolloutOptions, RunConfig
 from configs.schema.networks import DraftConfig
-from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.evaluation.one_prompt import answer_prompt
 from launch.run.learning_signal import ADVANTAGES, PATIENCE, LearningSignal
 from launch.run.step_timer import Step
+from launch.setup.experiment import build_experiment
 from specjax.drafters import NoDrafter
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.plan import RolloutConfig

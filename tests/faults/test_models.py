@@ -13,9 +13,9 @@ from jax.sharding import Mesh
 
 from configs.schema import ArithmeticConfig, DataConfig, RolloutOptions, RunConfig
 from configs.schema.networks import DraftConfig, ModelConfig
-from launch.build.conversion import ConvertArgs, convert
-from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
+from launch.setup.conversion import ConvertArgs, convert
+from launch.setup.experiment import build_experiment
 from models.checkpoints.draft import load_draft_checkpoint, load_named_draft, save_draft_checkpoint, save_named_draft
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy

@@ -21,7 +21,6 @@ import pytest
 from rich.console import Console
 
 import launch.evaluate
-from launch.build.experiment import Experiment, build_experiment
 from launch.cli import progress
 from launch.cli.errors import ConfigError, Stopped
 from launch.cli.options import parse_run
@@ -33,6 +32,7 @@ from launch.distillation.trainer import distill
 from launch.evaluation.options import EvaluateArgs
 from launch.run.pinned import with_step
 from launch.run.supervised_warmup import warm_up
+from launch.setup.experiment import Experiment, build_experiment
 from specjax.checkpoint import Checkpointer
 from specjax.types import Params, TrainState
 from tests.launch.programs import LEAST, argv

@@ -19,10 +19,10 @@ import orbax.checkpoint as ocp
 import pytest
 
 from configs.schema import RunConfig
-from launch.build.experiment import Experiment
 from launch.cli.fields import fields_of
 from launch.cli.reads import RECIPE_ONLY, reads
 from launch.run.directory import CHECKPOINTS
+from launch.setup.experiment import Experiment
 from specjax.checkpoint import Checkpointer
 from specjax.train.state import init_train_state
 from specjax.types import PyTree

@@ -7,9 +7,9 @@ import jax
 import pytest
 
 from configs.override import override
-from launch.build.experiment import abstract_experiment, build_experiment
-from launch.build.state import abstract_state, fresh_state
 from launch.cli.options import parse_run
+from launch.setup.experiment import abstract_experiment, build_experiment
+from launch.setup.state import abstract_state, fresh_state
 from models.config import ExpertsConfig
 from models.files import read_json, write_json
 from specjax.parallel.mesh import MeshConfig, make_mesh

@@ -13,11 +13,11 @@ from safetensors.numpy import load_file, save_file
 
 import launch.train
 from configs.schema.networks import DRAFT_KINDS
-from launch.build.draft import BUILDERS
-from launch.build.drafts.eagle3 import Eagle3Draft
-from launch.build.experiment import Experiment, build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
+from launch.setup.draft import BUILDERS
+from launch.setup.drafts.eagle3 import Eagle3Draft
+from launch.setup.experiment import Experiment, build_experiment
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
 from models.checkpoints.made_for import MadeFor, state_made_for
 from models.config import DecoderConfig

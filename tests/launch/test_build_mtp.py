@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from launch.build.experiment import Experiment, build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
+from launch.setup.experiment import Experiment, build_experiment
 from models.drafts.mtp import init_mtp, mtp_config
 from models.hf.config import read_hf_config
 from models.hf.load import load_policy

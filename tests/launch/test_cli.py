@@ -332,7 +332,7 @@ def test_on_cpu_a_mesh_finds_its_devices_where_there_are_cores():
     """This runs in a new process: no import of the program may initialise JAX's backends."""
     code = (
         "import jax, launch.train; from configs.override import override; from configs.tiny import config; "
-        "from launch.build.experiment import build_experiment; "
+        "from launch.setup.experiment import build_experiment; "
         "build_experiment(override(config, {'mesh.data': 4, 'data.prompts': 4})); assert jax.device_count() == 4"
     )
     enough, few = (python("-c", f"import os; os.cpu_count = lambda: {count}; {code}") for count in (4, 2))

@@ -15,8 +15,6 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 import launch.compare
-from launch.build.experiment import build_experiment
-from launch.build.state import fresh_state
 from launch.cli.errors import ConfigError, Stopped
 from launch.cli.options import parse_run
 from launch.cli.unfinished import NOT_KEPT, Unfinished
@@ -35,6 +33,8 @@ from launch.comparison.reward_curves import (
 from launch.comparison.stage_times import STAGES, VariantReport, steady_speedup, step_speedup, time_variants
 from launch.comparison.variants import StepTime
 from launch.rewards.reward_fn import make_reward
+from launch.setup.experiment import build_experiment
+from launch.setup.state import fresh_state
 from specjax.parallel.memory import Part
 from specjax.train.timed_step import StagedStep
 from specjax.types import Prompts, Rollout, TrainState
@@ -222,7 +222,7 @@ def test_the_memory_of_both_kinds_of_step_is_checked(monkeypatch: pytest.MonkeyP
         if len(checked) % 4 == 0:
             raise ValueError("enough = 4: checked")
 
-    monkeypatch.setattr("launch.build.memory.check_memory", check)
+    monkeypatch.setattr("launch.setup.memory.check_memory", check)
     for lag in (0, 2):
         config = parse_run(argv("tiny", SMALL | {"--asynchronous.lag": str(lag)}), "", "")
         experiment = build_experiment(config, asynchronous=True)

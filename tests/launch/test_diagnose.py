@@ -17,9 +17,6 @@ import launch.diagnosis.acceptance
 import launch.diagnosis.alternatives
 import launch.diagnosis.diagnose
 from configs.override import override
-from launch.build.drafts.eagle3 import Eagle3Draft
-from launch.build.drafts.mtp import MTPDraft
-from launch.build.experiment import Experiment, build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
 from launch.cli.unfinished import Unfinished
@@ -32,6 +29,9 @@ from launch.diagnosis.predicted import make_overlaps
 from launch.diagnosis.summary import Diagnosis
 from launch.distillation.trainer import distill
 from launch.run.directory import record_config
+from launch.setup.drafts.eagle3 import Eagle3Draft
+from launch.setup.drafts.mtp import MTPDraft
+from launch.setup.experiment import Experiment, build_experiment
 from models.decoder import make_policy
 from models.drafts.eagle3 import init_eagle3, make_eagle3
 from models.drafts.mtp import CONVENTIONS, init_mtp, make_mtp

@@ -16,11 +16,11 @@ import pytest
 
 import launch.distill
 import launch.train
-from launch.build.experiment import build_experiment
 from launch.cli.options import parse_run
 from launch.cli.unfinished import Unfinished
 from launch.distillation.acceptance import measure_acceptance
 from launch.distillation.trainer import distill
+from launch.setup.experiment import build_experiment
 from models.checkpoints.draft import load_draft_checkpoint, save_draft_checkpoint
 from models.checkpoints.made_for import MadeFor, read_made_for, state_made_for
 from models.config import DecoderConfig

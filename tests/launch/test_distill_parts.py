@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch.build.draft_vocabulary import most_frequent
 from launch.cli.unfinished import NOT_KEPT
 from launch.data.arithmetic import ALPHABET
 from launch.data.batches import PromptTable
@@ -18,6 +17,7 @@ from launch.data.responses import Answers, answer_records, answers_of, join_answ
 from launch.data.tokenizers import CharacterTokenizer
 from launch.distillation.acceptance import DraftRecords, count_drafts, length_buckets
 from launch.distillation.reads import KeptReads, picks_of_step
+from launch.setup.draft_vocabulary import most_frequent
 from specjax.log_probs import teacher_forced
 from specjax.types import Rollout
 from tests.specjax.training import mesh_of, networks, params_on

@@ -8,13 +8,13 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from launch.build.drafts.eagle3 import Eagle3Draft
-from launch.build.drafts.model import ModelDraft
-from launch.build.drafts.mtp import MTPDraft
 from launch.run.console import StepPrinter
 from launch.run.draft_alerts import CAUSES, LEAST_ACCEPTANCE, DraftSwitches, slower_than_plain, wrongly_loaded
 from launch.run.metric_log import STANDARD_METRICS
 from launch.run.step_timer import Step
+from launch.setup.drafts.eagle3 import Eagle3Draft
+from launch.setup.drafts.model import ModelDraft
+from launch.setup.drafts.mtp import MTPDraft
 from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig
 from models.drafts.eagle3 import Eagle3Config

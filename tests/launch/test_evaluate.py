@@ -11,12 +11,12 @@ import pytest
 
 import launch.evaluate
 import launch.evaluation.sampler
-from launch.build.experiment import build_experiment
 from launch.cli.options import parse_run
 from launch.data.batches import prompts_per_batch
 from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.sampler import Sampler, make_evaluate
 from launch.evaluation.statistics import over_prompts, pass_at_k
+from launch.setup.experiment import build_experiment
 from specjax.drafters import Drafter, NGramDrafter, NoDrafter
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.plan import RolloutConfig

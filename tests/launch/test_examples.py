@@ -19,9 +19,9 @@ import launch.train
 from configs.schema import DecoderConfig, ModelConfig
 from examples.bigram_drafter import Bigram
 from examples.new_family import gated_unit
-from launch.build.drafts.base import Draft, DraftContext
-from launch.build.experiment import build_experiment
 from launch.cli.options import parse_run
+from launch.setup.drafts.base import Draft, DraftContext
+from launch.setup.experiment import build_experiment
 from specjax import MeshConfig, NGramDrafter, Params, Prompts, Rollout, RolloutConfig, make_mesh, speculative_rollout
 from specjax.checkpoint import Checkpointer
 from specjax.testing import assert_cache_consistent, assert_lossless, assert_same_rollout, tiny_policy

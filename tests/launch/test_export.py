@@ -11,9 +11,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import launch.export
-from launch.build.experiment import Experiment, build_experiment
 from launch.cli.options import parse_run
 from launch.run.records import made_for
+from launch.setup.experiment import Experiment, build_experiment
 from models.checkpoints.draft import load_draft_checkpoint
 from models.checkpoints.made_for import MadeFor, read_made_for
 from models.files import read_json, write_json

@@ -11,9 +11,9 @@ import pytest
 import launch.evaluation.sampler
 from configs.schema import ArithmeticConfig, DataConfig, RolloutOptions, RunConfig
 from configs.schema.networks import DraftConfig, LookupConfig, ModelConfig
-from launch.build.experiment import build_experiment
-from launch.build.networks import Networks
 from launch.cli.errors import ConfigError
+from launch.setup.experiment import build_experiment
+from launch.setup.networks import Networks
 from models.config import DecoderConfig
 from specjax.drafters import EitherDrafter, HeadDrafter, HistoryDrafter, ModelDrafter, NGramDrafter
 from specjax.types import Params

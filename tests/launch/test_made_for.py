@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from launch.build.draft import read_stated_policy
-from launch.build.drafts.base import Draft
-from launch.build.drafts.mtp import MTPDraft
 from launch.cli.options import parse_run
 from launch.distillation.export import made_for_distillation
+from launch.setup.draft import read_stated_policy
+from launch.setup.drafts.base import Draft
+from launch.setup.drafts.mtp import MTPDraft
 from models.checkpoints.made_for import MadeFor, state_made_for
 from models.config import DecoderConfig
 from models.drafts.mtp import MTPConfig, mtp_config

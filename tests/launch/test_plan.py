@@ -15,7 +15,6 @@ import launch.plan.plan
 import launch.train
 from configs.override import override
 from configs.schema import RunConfig
-from launch.build.experiment import abstract_experiment
 from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.options import parse_run
 from launch.plan import devices
@@ -28,6 +27,7 @@ from launch.plan.programs import Plan, Planned, ProgramName, compile_by_any
 from launch.plan.report import as_json, memory_table, round_table
 from launch.plan.rounds import round_times
 from launch.plan.traffic import Collectives, Traffic, collectives_of
+from launch.setup.experiment import abstract_experiment
 from models.config import ExpertsConfig
 from models.files import read_json
 from specjax import kernels

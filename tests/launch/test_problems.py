@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from configs.schema import DataConfig, RunConfig
-from launch.build.problems import Problems, build_problems
 from launch.cli.errors import ConfigError
 from launch.data.arithmetic import arithmetic
 from launch.data.problems import Problem, read_problems, split
 from launch.data.prompts import Message
 from launch.rewards.scorers import load_scorer
+from launch.setup.problems import Problems, build_problems
 from tests.refusals import refuses
 
 DATA = Path(os.environ.get("SPECJAX_DATA") or "data")

@@ -6,8 +6,8 @@ import pytest
 
 import launch.generate
 import launch.train
-from launch.build.experiment import build_experiment
 from launch.cli.options import parse_run
+from launch.setup.experiment import build_experiment
 from specjax.checkpoint import Checkpointer
 from specjax.train.state import init_train_state
 from tests.launch.programs import Options, Refusal, argv

@@ -27,12 +27,12 @@ from configs.schema import (
     RunConfig,
 )
 from configs.schema.networks import DraftConfig, LookupConfig, ModelConfig
-from launch.build.experiment import build_experiment
 from launch.cli.errors import ConfigError
 from launch.cli.signals import StopSignals
 from launch.cli.unfinished import NOT_KEPT, Unfinished
 from launch.run.directory import open_run
 from launch.run.restore import restore_params
+from launch.setup.experiment import build_experiment
 from launch.train import train
 from models.config import DecoderConfig
 from specjax.cost import Cell

@@ -2,11 +2,11 @@
 
 import pytest
 
-from launch.build.problems import build_problems
 from launch.cli.recipes import load_recipe
 from launch.data.sentences import HELD_OUT_TOPICS, HELD_OUT_WORDS, TOPICS, WORDS, one_sentence, problems
 from launch.data.tokenizers import ByteTokenizer
 from launch.rewards.scorers import load_scorer
+from launch.setup.problems import build_problems
 
 
 def test_held_out_problems_share_no_topic_and_no_word_with_the_training_problems() -> None:

@@ -14,9 +14,9 @@ import jax
 import numpy as np
 import pytest
 
-from launch.build.experiment import build_experiment
 from launch.cli.options import parse_run
 from launch.cli.signals import SIGNALS, StopSignals
+from launch.setup.experiment import build_experiment
 from models.checkpoints.draft import load_draft_checkpoint
 from specjax.checkpoint_integrity import check_manifest
 from specjax.parallel.mesh import MeshConfig, make_mesh

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch.build.experiment import Experiment, build_experiment
 from launch.cli.options import parse_run
 from launch.run.restore import restore_params
+from launch.setup.experiment import Experiment, build_experiment
 from specjax.train.batch import TrainBatch
 from specjax.train.gradients import LossContext, accumulate
 from specjax.train.optimizer import usable

@@ -14,7 +14,6 @@ from rich.console import Console
 import launch.costs.turns
 from configs.schema import RunConfig
 from configs.schema.rewards import RewardConfig
-from launch.build.experiment import build_experiment
 from launch.cli import progress
 from launch.cli.errors import ConfigError, Stopped
 from launch.cli.options import parse_run
@@ -24,6 +23,7 @@ from launch.cli.unfinished import OPTIONS, UNFINISHED, Unfinished, unfinished_be
 from launch.costs.turns import timed_turns
 from launch.data.problems import Problem
 from launch.rewards.reward_fn import unscorable_answers
+from launch.setup.experiment import build_experiment
 from specjax.checkpoint_integrity import MANIFEST
 from tests.launch.programs import LEAST, argv
 from tests.refusals import refuses

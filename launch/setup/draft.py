@@ -4,13 +4,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from configs.schema import RunConfig
-from launch.build.drafts.base import Draft, DraftContext
-from launch.build.drafts.eagle3 import build_eagle3
-from launch.build.drafts.model import build_model
-from launch.build.drafts.mtp import build_mtp
 from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
 from launch.data.hub import checkpoint_directory
+from launch.setup.drafts.base import Draft, DraftContext
+from launch.setup.drafts.eagle3 import build_eagle3
+from launch.setup.drafts.model import build_model
+from launch.setup.drafts.mtp import build_mtp
 from models.checkpoints.draft import load_named_draft
 from models.checkpoints.made_for import MadeFor, read_made_for
 from models.params import replicate

@@ -11,9 +11,6 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from configs.schema import AsynchronousConfig, RunConfig
-from launch.build.draft import BUILDERS
-from launch.build.networks import Networks, build_networks
-from launch.build.problems import Problems, build_problems, build_tokenizer
 from launch.cli.errors import ConfigError, check_all
 from launch.cli.functions import load_function
 from launch.cli.hosts import request_cpu_devices
@@ -21,6 +18,9 @@ from launch.cli.unfinished import NOT_KEPT, Unfinished
 from launch.data.batches import PromptPipeline, PromptTable, prompt_pipeline
 from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer, Tokenizer
+from launch.setup.draft import BUILDERS
+from launch.setup.networks import Networks, build_networks
+from launch.setup.problems import Problems, build_problems, build_tokenizer
 from specjax import kernels
 from specjax.keys import SeedStep
 from specjax.options import nearest_divisors, nearest_multiples

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launch.build.drafts.base import Draft, DraftContext
-from launch.build.policy import build_decoder, check_exportable, longest_sequence
 from launch.cli.errors import ConfigError
+from launch.setup.drafts.base import Draft, DraftContext
+from launch.setup.policy import build_decoder, check_exportable, longest_sequence
 from models.config import DecoderConfig
 from models.decoder import make_policy
 from models.hf.eagle3_dialects import Dialect

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from launch.build.experiment import Experiment
-from launch.build.state import abstract_state
 from launch.cli.errors import refusing
+from launch.setup.experiment import Experiment
+from launch.setup.state import abstract_state
 from specjax.parallel.memory import Part, bytes_per_device, check_memory, growing
 from specjax.parallel.mesh import batch_shards
 from specjax.rollout.plan import RolloutConfig, lay_out

@@ -7,11 +7,11 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from launch.build.draft_vocabulary import frequent_tokens
-from launch.build.drafts.base import Draft, DraftContext, with_options
-from launch.build.drafts.saved_head import fit_head
-from launch.build.policy import random_params
 from launch.cli.errors import ConfigError
+from launch.setup.draft_vocabulary import frequent_tokens
+from launch.setup.drafts.base import Draft, DraftContext, with_options
+from launch.setup.drafts.saved_head import fit_head
+from launch.setup.policy import random_params
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.drafts.eagle3 import Eagle3Config, eagle3_like, init_eagle3, make_eagle3

@@ -9,11 +9,11 @@ import jax
 from jax.sharding import Mesh
 
 from configs.schema import DraftConfig, ModelConfig, RunConfig
-from launch.build.drafts.saved_head import layers_to_read
 from launch.cli.console import console
 from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
 from launch.data.hub import checkpoint_directory
+from launch.setup.drafts.saved_head import layers_to_read
 from models.checkpoints.draft import SavedDraft
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.decoder import init_decoder, make_policy

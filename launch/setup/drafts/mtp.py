@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from functools import partial
 
-from launch.build.drafts.base import Draft, DraftContext, with_options
-from launch.build.policy import random_params
 from launch.cli.errors import ConfigError
 from launch.data.hub import checkpoint_directory
+from launch.setup.drafts.base import Draft, DraftContext, with_options
+from launch.setup.policy import random_params
 from models.drafts.mtp import CONVENTIONS, MTPConfig, init_mtp, make_mtp, mtp_config
 from models.hf.eagle3_dialects import Dialect
 from models.hf.mtp_files import MTPHead, load_mtp

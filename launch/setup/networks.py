@@ -7,14 +7,14 @@ import jax
 from jax.sharding import Mesh
 
 from configs.schema import RunConfig
-from launch.build.draft import build_draft
-from launch.build.drafts.base import Draft, DraftContext
-from launch.build.drafts.saved_head import read_head
-from launch.build.lookups import abstract_memory, blank_memory, with_lookup
-from launch.build.policy import build_policy
 from launch.cli.errors import ConfigError, refusing
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
+from launch.setup.draft import build_draft
+from launch.setup.drafts.base import Draft, DraftContext
+from launch.setup.drafts.saved_head import read_head
+from launch.setup.lookups import abstract_memory, blank_memory, with_lookup
+from launch.setup.policy import build_policy
 from models.config import DecoderConfig
 from specjax.drafters import Drafter, NoDrafter
 from specjax.types import Params, Policy
