@@ -7,8 +7,7 @@ same prompts with the same seeds. With --asynchronous.lag, a second table has st
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 
-from rich.console import Console
-
+from launch.cli.console import wide_console as console
 from launch.cli.errors import ConfigError
 from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
@@ -28,8 +27,6 @@ from launch.run.pinned import with_commits, with_step
 from launch.run.trained_networks import trained_networks
 from launch.setup.experiment import Experiment, build_experiment
 from launch.timing import format_provenance, provenance
-
-console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False, width=170)  # that of the table
 
 
 def main(argv: list[str]) -> int:

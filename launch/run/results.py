@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from launch.cli.console import console
+from launch.cli.console import console, wide_console
 from launch.cli.unfinished import Unfinished, options_text
 from launch.comparison.closing import compare_steps
 from launch.evaluation.sampler import Evaluate
@@ -37,7 +37,7 @@ def record_results(
         unfinished = Unfinished(logs.directory / COMPARISON, logs.signals, options, or_start_again=True)
 
         def compare() -> dict[str, float]:
-            drafted = compare_steps(experiment, reward_fn, state, console, unfinished)
+            drafted = compare_steps(experiment, reward_fn, state, wide_console, unfinished)
             measured = {"generation_speedup": drafted.generation_speedup, "step_speedup": drafted.step_speedup}
             ends = {"": 0, "_low": 1, "_high": 2}
             return {f"{name}{end}": value[i] for name, value in measured.items() for end, i in ends.items()}
