@@ -121,11 +121,13 @@ def test_top_k_keeps_equal_logits_and_greedy_takes_the_first():
     np.testing.assert_array_equal(greedy, [-jnp.inf, 0.0, -jnp.inf])
 
 
-def test_full_log_probs_ignore_truncation():
-    logits = jnp.array([1.0, 0.0, -2.0])
+def test_full_log_probs_divide_by_the_temperature_once_and_ignore_truncation():
+    logits = np.array([1.0, 0.0, -2.0])
     cut = SamplingLaw(temperature=0.7, top_k=1, top_p=0.5, min_p=0.5)
-    for law, plain in ((cut, SamplingLaw(temperature=0.7)), (SamplingLaw(temperature=0.0), SamplingLaw())):
-        np.testing.assert_array_equal(full_log_probs(logits, law), process_logits(logits, plain))
+    for law, temperature in ((cut, 0.7), (SamplingLaw(temperature=0.0), 1.0)):
+        weights = np.exp(logits / temperature)
+        found = full_log_probs(jnp.asarray(logits, jnp.float32), law)
+        np.testing.assert_allclose(found, np.log(weights / weights.sum()), rtol=1e-6)
 
 
 def test_sample_adds_noise_and_never_leaves_the_support():

@@ -31,6 +31,7 @@ from tests.specjax.training import (
     BUDGET,
     CONFIG,
     GROUP,
+    STOP,
     assert_same_bits,
     count_fives,
     host_copy,
@@ -124,6 +125,18 @@ def test_both_networks_learn_and_all_metrics_are_returned(first) -> None:
     # Acceptance at position 1 and the mean of sum(min(p, q)) over the batch estimate the same number.
     assert abs(metrics["rollout/acceptance_rate_pos_1"] - metrics["draft/predicted_acceptance"]) < 0.1
     assert metrics["draft/alarm"] == 0
+
+
+def test_the_stop_token_is_trained(first) -> None:
+    """A policy whose stop tokens are left out of the loss forgets to stop."""
+    _, rollout, _ = first
+    stopped, batch = np.flatnonzero(rollout.stopped), jax.tree.map(jnp.asarray, rollout.batch)
+    assert len(stopped) and not rollout.stopped.all()
+    starts = np.repeat(make_prompts().lengths, GROUP)
+    last = starts + rollout.lengths - 1
+    rows = np.arange(len(last))
+    np.testing.assert_array_equal(batch.tokens[stopped, last[stopped]], STOP)
+    assert batch.trained[rows, last].all() and not batch.trained[stopped, last[stopped] + 1].any()
 
 
 @pytest.mark.slow
