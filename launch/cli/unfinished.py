@@ -30,7 +30,6 @@ class Unfinished:
         directory: directory for the states. None: they are not kept.
         signals:   signals that stop a phase. None: none do.
         options:   text that must be the same in the process that continues. Raises ConfigError otherwise.
-        or_start_again: remove states with other options instead of raising.
 
     Attributes:
         found: True if an earlier process left states.
@@ -41,15 +40,13 @@ class Unfinished:
         directory: Path | None = None,
         signals: StopSignals | None = None,
         options: str | None = None,
-        *,
-        or_start_again: bool = False,
     ) -> None:
         self._directory, self._signals, self._options = directory, signals, options
         self._opened: list[str] = []
-        self.found = directory is not None and processes.on_primary(lambda: self._open(directory, or_start_again))
+        self.found = directory is not None and processes.on_primary(lambda: self._open(directory))
 
-    def _open(self, directory: Path, or_start_again: bool) -> bool:
-        """Return True if an earlier process left usable states. Remove others, or raise ConfigError."""
+    def _open(self, directory: Path) -> bool:
+        """Return True if an earlier process left states. Raise ConfigError if its options were others."""
         if not directory.exists():
             return False
         if not directory.is_dir():
@@ -61,13 +58,10 @@ class Unfinished:
             # A process was killed before it wrote its options, or while it removed the directory.
             self.remove()
         elif path.read_text(encoding="utf-8", errors="replace") != self._options:
-            if not or_start_again:
-                raise ConfigError(
-                    f"{directory}: left by an earlier process with other options; remove it to start again, or use "
-                    "the same options to continue"
-                )
-            console.print(f"{directory}: left by a process with other options; starting again")
-            self.remove()
+            raise ConfigError(
+                f"{directory}: left by an earlier process with other options; remove it to start again, or use "
+                "the same options to continue"
+            )
         return True
 
     def phase(self, name: str, total: int, unit: str, *, kept: bool = True, quiet: bool = False) -> "Phase":

@@ -1,9 +1,7 @@
 """Results that a run prints and records after its last step."""
 
-from dataclasses import replace
-
 from launch.cli.console import console, wide_console
-from launch.cli.unfinished import Unfinished, options_text
+from launch.cli.unfinished import Unfinished
 from launch.comparison.closing import compare_steps
 from launch.evaluation.sampler import Evaluate
 from launch.run.logs import RunLogs
@@ -12,9 +10,6 @@ from launch.setup.experiment import Experiment
 from specjax.parallel import processes
 from specjax.rewards import RewardFn
 from specjax.types import TrainState
-
-# Holds the turns of the closing comparison. Not in the directory of the warm-up, which a checkpoint makes obsolete.
-COMPARISON = "unfinished_comparison"
 
 
 def record_results(
@@ -32,9 +27,8 @@ def record_results(
         console.print(f"held-out accuracy: {start.accuracy_before:.1%} before RL, {after:.1%} after")
         logs.events.record_result(config.steps, accuracy_before=start.accuracy_before, accuracy_after=after)
     if config.speedup.steps:
-        # A resumed run with other options, such as more steps, compares other networks: it starts again.
-        options = options_text(replace(config, resume=False))
-        unfinished = Unfinished(logs.directory / COMPARISON, logs.signals, options, or_start_again=True)
+        # Nothing is kept of it: a run that is stopped compares again when it is resumed.
+        unfinished = Unfinished(signals=logs.signals)
 
         def compare() -> dict[str, float]:
             drafted = compare_steps(experiment, reward_fn, state, wide_console, unfinished)
@@ -43,4 +37,3 @@ def record_results(
             return {f"{name}{end}": value[i] for name, value in measured.items() for end, i in ends.items()}
 
         logs.events.record_result(config.steps, **processes.within(experiment.mesh, compare))
-        unfinished.remove()
