@@ -12,7 +12,7 @@ from benchmarks.simulation.plots import save_plots
 from benchmarks.simulation.report import as_json, describe, lines_of_point, sweep_table
 from benchmarks.simulation.uncertainty import input_ranges
 from launch.cli.console import console
-from launch.cli.errors import refusing
+from launch.cli.errors import as_config_error
 from launch.cli.options import parse, run_program
 from launch.cli.paths import make_directory, write_results
 from launch.cli.pyplot import load_pyplot
@@ -31,11 +31,11 @@ def main(argv: list[str]) -> int:
 def simulate(args: SimulateArgs, evidence: Evidence) -> None:
     """Answer the points of a command line: print, and write the JSON file and plots. Raises ConfigError."""
     given, changes = given_ranges(args), sweep_points(args)
-    with refusing():
+    with as_config_error():
         console.print("\n".join(describe(args.point, evidence)))
     ranges = input_ranges(args.point, evidence, given)
     if changes == [{}]:
-        with refusing():
+        with as_config_error():
             pair = resolve_pair(args.point, evidence)
         found = estimate({}, pair, evidence, ranges, args.samples)
         details = details_of(pair, evidence, ranges, [values for values, _ in found.samples])

@@ -227,7 +227,7 @@ class Checkpointer:
             return {name: read[name] for name in names}
 
         others = self._among_members(restore)
-        return processes.absent(abstract) | others if self._manager is None else read
+        return processes.placeholder(abstract) | others if self._manager is None else read
 
     def restore_params(self, abstract: Params, which: Which = "newest") -> tuple[Params, dict[str, Any]]:
         """Return policy, draft and `extra` of a checkpoint, without optimiser state and drafter memory. For generation.

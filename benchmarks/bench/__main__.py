@@ -8,7 +8,7 @@ from benchmarks.bench.options import SECTIONS, BenchArgs
 from benchmarks.bench.plots import save_plots
 from benchmarks.bench.presets import find_preset
 from benchmarks.bench.report import Results
-from launch.cli.errors import refusing
+from launch.cli.errors import as_config_error
 from launch.cli.options import parse, run_program
 from launch.cli.paths import make_directory
 from launch.cli.pyplot import load_pyplot
@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     grid = "batches", "contexts", "draft_lengths", "rates", "repeats"
     overrides = {name: getattr(options, name) for name in grid}
     preset = replace(preset, **{name: value for name, value in overrides.items() if value})
-    with refusing():
+    with as_config_error():
         check_grid(preset)
     results = Results("benchmarks.bench", name, Path(options.json) if options.json else None)
     networks = random_networks(preset)

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks.simulation.machine import Evidence
 from benchmarks.simulation.point import MEASURED, MOST_DRAFT_TRAINING
-from launch.cli.errors import ConfigError, refusing
+from launch.cli.errors import ConfigError, as_config_error
 from launch.costs.cost_table import COST_TABLE, read_cells
 from launch.run.recorded import flat
 from launch.run.records import Run, read_run
@@ -82,7 +82,7 @@ def _shards(config: dict[str, Any], mesh: str, axes: tuple[str, ...] = BATCH_AXE
 
 def _phases(config: dict[str, Any], sequences: int) -> tuple[Phase, ...]:
     """Return the phases of a data shard with so many sequences."""
-    with refusing():
+    with as_config_error():
         rollout = RolloutConfig(
             max_new_tokens=_integer(config, "rollout.max_new_tokens"),
             phases=tuple((slots, window) for slots, window in config.get("rollout.phases", ())),
@@ -109,7 +109,7 @@ def _read_decoder(path: Path) -> DecoderConfig | None:
     """Return the config of a checkpoint; None without such a directory."""
     if not (path / "config.json").is_file():
         return None
-    with refusing():
+    with as_config_error():
         return read_hf_config(path, ())
 
 

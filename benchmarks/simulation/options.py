@@ -12,7 +12,7 @@ from benchmarks.simulation.from_run import MACHINE_FIELDS, read_evidence
 from benchmarks.simulation.machine import Evidence
 from benchmarks.simulation.point import MEASURED, Point
 from benchmarks.simulation.uncertainty import Range
-from launch.cli.errors import ConfigError, refusing
+from launch.cli.errors import ConfigError, as_config_error
 from launch.cli.fields import Field, fields_of
 from launch.cli.options import parse
 from launch.cli.paths import check_writable
@@ -67,7 +67,7 @@ def with_run(args: SimulateArgs, argv: Sequence[str]) -> tuple[SimulateArgs, Evi
         raise ConfigError("sweep = hardware: with --from-run, one machine at a time; must be given as --hardware")
     found, evidence = read_evidence(Path(args.from_run))
     if evidence.cells:
-        with refusing():
+        with as_config_error():
             own = resolve(Point(**found), evidence)
         evidence = evidence._replace(modelled_s=run(own, evidence).generation)
     if _is_given(argv, "--draft-length"):
@@ -111,7 +111,7 @@ def given_ranges(args: SimulateArgs) -> dict[str, Range]:
     for field, values in _assignments("ranges", args.ranges):
         if len(values) != 2 or not all(isinstance(value, float) for value in values) or not values[0] <= values[1]:
             raise ConfigError(f"ranges = {field.path}={values}: must be two numbers, LOW,HIGH, of a number")
-        with refusing():
+        with as_config_error():
             _ = [args.point.changed({field.path: value}) for value in values]
         found[field.path] = Range(values[0], values[1], "given")
     return found

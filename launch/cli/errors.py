@@ -32,7 +32,7 @@ class Stopped(Exception):
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
+def as_config_error() -> Iterator[None]:
     """Turn the ValueError of a check into a ConfigError."""
     try:
         yield

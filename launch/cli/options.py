@@ -19,7 +19,7 @@ import jax
 from configs.algorithms import ALGORITHMS, describe, with_algorithm
 from configs.override import override
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError, RunStopped, Stopped, refusing, silence_writers
+from launch.cli.errors import ConfigError, RunStopped, Stopped, as_config_error, silence_writers
 from launch.cli.fields import Field, fields_of, summary
 from launch.cli.parser import Parser
 from launch.cli.reads import RECIPE_ONLY, TRAIN, reads
@@ -140,7 +140,7 @@ def parse_run_and(
     """
     recipe = None
     if argv and not argv[0].startswith("-"):
-        with refusing():
+        with as_config_error():
             recipe = replace(load_recipe(argv[0]), **defaults)
     every = list(fields_of(RunConfig, recipe))
     read = [field for field in every if reads(reading, field.path) and not reads(RECIPE_ONLY, field.path)]
@@ -167,7 +167,7 @@ def parse_run_and(
     for field in programs_own:
         if field.default is MISSING and field.path not in values:
             raise ConfigError(f"{field.flag} {field.metavar}: must be set. {field.help}")
-    with refusing():
+    with as_config_error():
         given = {field.path: values.pop(field.path) for field in programs_own if field.path in values}
         required = {field.path: given.pop(field.path) for field in programs_own if field.default is MISSING}
         options = override(own(**required), given)
@@ -190,7 +190,7 @@ def parse(kind: type[T], argv: Sequence[str], prog: str, description: str | None
     parser = Parser(prog=prog, description=description or summary(kind), add_help=True)
     for field in fields:
         field.add_to(parser, positional=field.default is MISSING)
-    with refusing():
+    with as_config_error():
         return kind(**defaults | parser.read(argv, fields, {}))
 
 

@@ -9,7 +9,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from launch.cli.console import console
-from launch.cli.errors import Stopped, refusing
+from launch.cli.errors import Stopped, as_config_error
 from launch.cli.progress import Progress
 from launch.cli.signals import StopSignals
 from models.files import new_directory, one_line_errors
@@ -55,7 +55,7 @@ class Phase(Progress):
         if self._saved is None:
             return default
         misfit = f"{self._saved}: cannot be restored; must be removed to start again"
-        with refusing(), one_line_errors(misfit), ocp.PyTreeCheckpointer() as checkpointer:
+        with as_config_error(), one_line_errors(misfit), ocp.PyTreeCheckpointer() as checkpointer:
             if default is None:
                 return checkpointer.restore(self._saved / part)
             abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), default)

@@ -30,8 +30,8 @@ class StopSignals:
         """The first signal that any process received, or None. Every process must read it at the same points."""
         if self._agreed is None:
             first = self._here
-            several = processes.count() > 1 or processes.apart()
-            if several and processes.primary() and (told := processes.told(TOPIC)):
+            several = processes.count() > 1 or processes.in_subgroup()
+            if several and processes.primary() and (told := processes.read_messages(TOPIC)):
                 first = signal.Signals(int(told[0]))
             self._agreed = processes.agree(first)
         return self._agreed

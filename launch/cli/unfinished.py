@@ -76,7 +76,7 @@ class Unfinished:
         """
         directory = None
         # To write a state, Orbax would wait for all processes of the job.
-        if self._directory is not None and kept and not processes.apart():
+        if self._directory is not None and kept and not processes.in_subgroup():
             directory = self._directory / name
             processes.on_primary(partial(self._make, directory))
             self._opened.append(name)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from launch.cli.errors import ConfigError, refusing
+from launch.cli.errors import ConfigError, as_config_error
 from launch.data.hub import checkpoint_directory
 from launch.data.prompts import Message, Prompt
 from models.files import check_file, read_json
@@ -201,7 +201,7 @@ def _load(directory: Path) -> Any:
         raise ConfigError(f"model.path = {directory}: no such directory")
     for name in (*TOKENIZER_FILES, "config.json"):
         if (directory / name).exists():
-            with refusing():
+            with as_config_error():
                 check_file(directory / name)
     # Silence the advice to install PyTorch: we use only the tokenizers.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

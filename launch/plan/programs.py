@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from configs.schema import RunConfig
-from launch.cli.errors import RunStopped, first_line, refusing
+from launch.cli.errors import RunStopped, as_config_error, first_line
 from launch.plan.devices import OPTION_SETS, planned
 from launch.plan.flops import Flops, flops
 from launch.plan.memory import Components, components
@@ -75,7 +75,7 @@ class Plan:
     def program(self, name: ProgramName) -> Planned:
         """Trace and compile a program. Raises ConfigError if options contradict each other."""
         experiment, start = self.experiment, time.perf_counter()
-        with refusing():
+        with as_config_error():
             traced = self.trace(name)
         compiled, options = self.compile(name, traced)
         seconds, text = time.perf_counter() - start, compiled.as_text()

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from launch.cli.errors import ConfigError, check_all, refusing
+from launch.cli.errors import ConfigError, as_config_error, check_all
 from launch.comparison.closing import check_comparison
 from launch.costs.cost_table import given_cells
 from launch.distillation.trainer import check_distillation
@@ -65,14 +65,14 @@ def _check_best(experiment: Experiment) -> None:
 
 
 def _check_mixture(experiment: Experiment) -> None:
-    with refusing():
+    with as_config_error():
         check_mixture(experiment.config, experiment.networks.policy)
 
 
 def _check_carry_over(experiment: Experiment) -> None:
     config = experiment.config
     carry_over, lag = config.rollout.carry_over, config.asynchronous.lag
-    with refusing():
+    with as_config_error():
         check_carry_over(config.rollout, experiment.networks.drafter)
     if carry_over is not None and lag is not None and processes.count() > 1:
         raise ConfigError(f"rollout.carry_over = {carry_over}: must be None with asynchronous.lag in several processes")

@@ -13,7 +13,7 @@ from launch.run.history import lines_of, records_of
 from launch.run.recorded import flat
 from launch.run.restore import saved_step
 from launch.run.sample_log import SAMPLES_FILE
-from launch.run.shapes import fits
+from launch.run.shapes import matches_schema
 from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig
 from models.files import read_json
@@ -98,14 +98,18 @@ def made_for(directory: Path, which: Which, decoder: DecoderConfig | None) -> Ma
     steps, values = run.measured("draft/predicted_acceptance")
     predicted = values[steps == saved_step(directory, which)].tolist()
     temperature = flat(run.config).get("rollout.law.temperature")
-    if not isinstance(temperature, int | float) or not fits(temperature, int | float):
+    if not isinstance(temperature, int | float) or not matches_schema(temperature, int | float):
         raise ConfigError(f"{directory / CONFIG_FILE}: rollout.law.temperature = {temperature}: must be a number")
     return MadeFor(str(directory), decoder.hidden_size, decoder.num_layers, temperature, next(iter(predicted), None))
 
 
 def _events(path: Path, damaged: list[str]) -> list[dict[str, Any]]:
     records = _records(path, {}, damaged)
-    found = [each for each in records if all(fits(each[kind], shape) for kind, shape in EVENT.items() if kind in each)]
+    found = [
+        each
+        for each in records
+        if all(matches_schema(each[kind], shape) for kind, shape in EVENT.items() if kind in each)
+    ]
     if len(found) < len(records):
         damaged.append(f"{path.name}: {len(records) - len(found)} events have other values, and are left out")
     return found
@@ -113,7 +117,7 @@ def _events(path: Path, damaged: list[str]) -> list[dict[str, Any]]:
 
 def _number(value: Any) -> float:
     """Return a JSON number, NaN for anything else. A number that float32 does not tell from 0 is 0."""
-    return (float(value) if abs(value) > 1e-45 else 0.0) if fits(value, int | float) else math.nan
+    return (float(value) if abs(value) > 1e-45 else 0.0) if matches_schema(value, int | float) else math.nan
 
 
 def _records(path: Path, shape: Any, damaged: list[str]) -> list[dict[str, Any]]:
@@ -121,7 +125,7 @@ def _records(path: Path, shape: Any, damaged: list[str]) -> list[dict[str, Any]]
 
     A killed process may leave its last line unfinished.
     """
-    lines, found = lines_of(path), [record for record in records_of(path) if fits(record, shape)]
+    lines, found = lines_of(path), [record for record in records_of(path) if matches_schema(record, shape)]
     found = [record for record in found if abs(record["step"]) < 2**53]
     if len(found) < len(lines):
         damaged.append(f"{path.name}: {len(lines) - len(found)} of {len(lines)} lines are no records, and left out")

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from launch.cli.errors import refusing
+from launch.cli.errors import as_config_error
 from launch.setup.experiment import Experiment
 from launch.setup.state import abstract_state
 from specjax.parallel.memory import Part, bytes_per_device, check_memory, growing
@@ -25,7 +25,7 @@ def check_rollout(experiment: Experiment, rollout: RolloutConfig, prompts: int, 
 
     rows: the options that set the number of sequences, and their values.
     """
-    with refusing():
+    with as_config_error():
         parts = [_parameters(experiment), *_rollout(experiment, rollout, prompts, rows, experiment.mesh)]
         check_memory(parts, experiment.mesh)
 
@@ -37,7 +37,7 @@ def check_training(experiment: Experiment) -> None:
     state = [_parameters(experiment), *_training_state(experiment)]
     mesh, rollout_mesh = experiment.mesh, experiment.rollout_mesh
     rollout = _rollout(experiment, config.rollout, config.data.prompts, rows, rollout_mesh)
-    with refusing():
+    with as_config_error():
         check_memory([*(state if rollout_mesh is mesh else _ahead(experiment, rows)), *rollout], rollout_mesh)
         check_memory([*state, *_update(experiment, rows)], mesh)
 

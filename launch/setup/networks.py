@@ -7,7 +7,7 @@ import jax
 from jax.sharding import Mesh
 
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError, refusing
+from launch.cli.errors import ConfigError, as_config_error
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from launch.setup.draft import build_draft
@@ -63,7 +63,7 @@ def build_networks(
     except (ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error
     _check_lengths(config)
-    with refusing():
+    with as_config_error():
         if shapes:
             memory = abstract_memory(drafter, len(problems), config.rollout, mesh)
         else:

@@ -57,7 +57,7 @@ def index() -> int:
     return _number(distributed.global_state.process_id)
 
 
-def apart() -> bool:
+def in_subgroup() -> bool:
     """Return True within `within` or `on_primary`, if other processes wait outside."""
     return _group.members is not None
 
@@ -109,7 +109,7 @@ def place(tree: PyTree, sharding: Sharding) -> PyTree:
     return jax.tree.map(lambda x: _place(x, sharding), tree)
 
 
-def absent(abstract: PyTree) -> PyTree:
+def placeholder(abstract: PyTree) -> PyTree:
     """Return arrays with the shapes, dtypes and shardings of `abstract`, for a process that has no device of them."""
 
     def make(x: Any) -> Any:
@@ -212,13 +212,13 @@ def _only_in(members: list[int], run: Callable[[], T], elsewhere: T | None = Non
 
 
 def tell_primary(topic: str, value: str) -> None:
-    """Leave a value for the primary to read by `told`. Any process and any thread may call it, at any time."""
+    """Leave a value for the primary to read by `read_messages`. Any process and any thread may call it, at any time."""
     state = distributed.global_state
     if state.num_processes > 1:
         _store().key_value_set(f"specjax/{topic}/{state.process_id}", value, allow_overwrite=True)
 
 
-def told(topic: str) -> list[str]:
+def read_messages(topic: str) -> list[str]:
     """Return the values that processes have left on a topic. For the primary alone."""
     return [value for _, value in _store().key_value_dir_get(f"specjax/{topic}")]
 
@@ -230,7 +230,7 @@ def _spans_processes(x: Any) -> bool:
 def _gathered(x: jax.Array) -> Any:
     """Return an array that spans processes, whole in each process that has a part of it."""
     mesh = getattr(x.sharding, "mesh", None)
-    if mesh is None or (len(owners(mesh)) == count() and not apart()):
+    if mesh is None or (len(owners(mesh)) == count() and not in_subgroup()):
         return multihost_utils.process_allgather(x, tiled=True)
     return _whole_on(mesh)(x)
 

@@ -88,7 +88,7 @@ class Events:
         number = len(self._futures["updates"]) + 1
         if number == HELD and processes.count() > 1 and processes.primary():
             deadline = time.monotonic() + 60
-            while str(HELD + 1) not in processes.told("ended") and time.monotonic() < deadline:
+            while str(HELD + 1) not in processes.read_messages("ended") and time.monotonic() < deadline:
                 time.sleep(0.01)
             self.held += [number] * (time.monotonic() < deadline)
         return score(tokens, lengths, ids)
