@@ -13,7 +13,7 @@ from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import make_directory, write_results
 from launch.cli.pyplot import load_pyplot
-from launch.cli.reads import COMPARE
+from launch.cli.recipe_options import COMPARE
 from launch.cli.signals import StopSignals
 from launch.cli.unfinished import Unfinished, unfinished_beside
 from launch.comparison.asynchronous import compare_overlap, synchronous
@@ -23,7 +23,7 @@ from launch.comparison.stage_times import VariantReport, time_variants
 from launch.comparison.variants import make_variants, round_costs
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.console import explain_choice
-from launch.run.pinned import with_commits, with_step
+from launch.run.pin_references import with_commits, with_step
 from launch.run.trained_networks import trained_networks
 from launch.setup.experiment import Experiment, build_experiment
 from launch.timing import format_provenance, provenance

@@ -13,12 +13,12 @@ from launch.cli.console import console
 from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_policy_source, write_results
-from launch.cli.reads import DIAGNOSE, SAME_AS_RUN, reads
+from launch.cli.recipe_options import DIAGNOSE, SAME_AS_RUN, reads
 from launch.diagnosis.diagnose import diagnose, diagnostic_run
 from launch.diagnosis.options import DiagnoseArgs
 from launch.diagnosis.summary import CHANGEABLE, print_diagnosis, print_setting
 from launch.run.directory import CONFIG_FILE
-from launch.run.pinned import with_commits
+from launch.run.pin_references import with_commits
 from launch.run.recorded import as_recorded, check_same, differences, read_recorded
 from launch.run.restore import params_of, saved_step
 from launch.setup.experiment import build_experiment

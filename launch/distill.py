@@ -18,12 +18,12 @@ from launch.cli.hosts import join_hosts
 from launch.cli.lock import exclusive, held_by_primary
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_policy_source, new_output_directory
-from launch.cli.reads import DISTILL
+from launch.cli.recipe_options import DISTILL
 from launch.cli.signals import StopSignals
 from launch.cli.unfinished import UNFINISHED, Unfinished, exclusive_files, options_text
 from launch.distillation.offline import distill_offline
 from launch.distillation.options import DistillArgs
-from launch.run.pinned import with_commits, with_step
+from launch.run.pin_references import with_commits, with_step
 from launch.run.restore import restore_params, restore_policy
 from launch.setup.experiment import Experiment, build_experiment
 from specjax.train.selection import SelectionConfig

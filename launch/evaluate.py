@@ -10,13 +10,13 @@ from launch.cli.console import console
 from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_policy_source, write_results
-from launch.cli.reads import EVALUATE
+from launch.cli.recipe_options import EVALUATE
 from launch.cli.signals import StopSignals
 from launch.cli.unfinished import unfinished_beside
 from launch.data.hub import with_commit
 from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.sets import evaluate_sets, load_sets
-from launch.run.pinned import with_commits, with_step
+from launch.run.pin_references import with_commits, with_step
 from launch.run.restore import params_of
 from launch.setup.experiment import build_experiment
 from launch.timing import provenance

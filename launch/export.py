@@ -8,9 +8,9 @@ alone.
 
 from launch.cli.options import parse_run_and, run_program
 from launch.cli.paths import new_output_directory
-from launch.cli.reads import EXPORT
+from launch.cli.recipe_options import EXPORT
 from launch.run.export import ExportArgs, export
-from launch.run.pinned import with_commits
+from launch.run.pin_references import with_commits
 from launch.setup.experiment import build_experiment
 
 

@@ -17,7 +17,7 @@ from launch.run.checks import check_run
 from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_config
 from launch.run.logs import open_logs
 from launch.run.loop import TrainingLoop
-from launch.run.pinned import with_commits
+from launch.run.pin_references import with_commits
 from launch.run.results import record_results
 from launch.run.skipped_updates import describe_healthy
 from launch.run.start import held_out_evaluator, resume_from, start_new, warn_of_start

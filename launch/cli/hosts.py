@@ -14,7 +14,7 @@ import jax
 
 from configs.schema import HostsConfig, RunConfig
 from launch.cli.errors import ConfigError, RunStopped
-from launch.cli.roll_call import roll_call
+from launch.cli.rendezvous import wait_for_all
 from specjax.parallel import processes
 
 # Longest allowed delay between the first and the last process to start.
@@ -37,7 +37,7 @@ def join_hosts(config: RunConfig) -> RunConfig:
     jax.config.update("jax_enable_preemption_service", False)
     if (given or launched_by_a_cluster(os.environ)) and not jax.distributed.is_initialized():
         if given:
-            roll_call(hosts, START_WITHIN_S)
+            wait_for_all(hosts, START_WITHIN_S)
         try:
             jax.distributed.initialize(
                 **given,

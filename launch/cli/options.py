@@ -22,7 +22,7 @@ from configs.schema import RunConfig
 from launch.cli.errors import ConfigError, RunStopped, Stopped, as_config_error, silence_writers
 from launch.cli.fields import Field, fields_of, summary
 from launch.cli.parser import Parser
-from launch.cli.reads import RECIPE_ONLY, TRAIN, reads
+from launch.cli.recipe_options import RECIPE_ONLY, TRAIN, reads
 from launch.cli.recipes import choices, load_recipe
 from specjax.parallel import processes
 from specjax.train.config import check_groups
@@ -135,7 +135,7 @@ def parse_run_and(
     In programs that read the loss, --algorithm changes the recipe before the other options, and prints what it set.
     Programs that read the advantage refuse groups of one sample if the baseline is the group.
 
-    reading:  the recipe's options that the program reads (launch.cli.reads) and therefore accepts.
+    reading:  the recipe's options that the program reads (launch.cli.recipe_options) and therefore accepts.
     defaults: fields of the recipe that have another default in this program.
     """
     recipe = None

@@ -8,7 +8,7 @@ from typing import Any
 
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
-from launch.cli.reads import reads
+from launch.cli.recipe_options import reads
 from models.files import read_json
 
 
@@ -39,7 +39,7 @@ def differences(config: RunConfig, recorded: dict[str, Any]) -> Iterator[tuple[s
 
 
 def check_same(config: RunConfig, recorded: dict[str, Any], options: Sequence[str]) -> None:
-    """Raise ConfigError if one of the options (patterns of launch.cli.reads) differs from the run's."""
+    """Raise ConfigError if one of the options (patterns of launch.cli.recipe_options) differs from the run's."""
     for name, now, was in differences(config, recorded):
         if reads(options, name):
             raise ConfigError(f"{name} = {now}: the run has {was}")

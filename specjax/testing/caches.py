@@ -12,10 +12,10 @@ from jaxtyping import Array
 
 from specjax.drafters import Drafter
 from specjax.drafters.base import DraftState
-from specjax.drafters.either import PairState
 from specjax.drafters.head import HeadState
 from specjax.drafters.history import HistoryState
 from specjax.drafters.lookup import Text
+from specjax.drafters.lookup_beside_head import PairState
 from specjax.keys import SeedStep, seed_step
 from specjax.parallel import processes
 from specjax.rollout.plan import RolloutConfig

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.options import NonNegative, Options, Positive, at_least, below
 from specjax.train.batch import ScoredSequences, Sequences
-from specjax.train.sums import DraftSums
+from specjax.train.loss_sums import DraftSums
 from specjax.types import TrainState, pytree
 
 # Each step multiplies the counts of the steps before it by this.

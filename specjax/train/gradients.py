@@ -29,8 +29,8 @@ from specjax.train.loss import (
     policy_loss,
     token_weights,
 )
+from specjax.train.loss_sums import DraftSums, PolicySums, Sums, no_draft_sums, reduce_sums, sum_draft, sum_policy
 from specjax.train.routing import routed, sum_routing
-from specjax.train.sums import DraftSums, PolicySums, Sums, no_draft_sums, reduce_sums, sum_draft, sum_policy
 from specjax.types import Params, Policy, PolicyOutput, PyTree
 from specjax.verify import Verifier, VerifierName
 

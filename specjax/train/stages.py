@@ -23,10 +23,10 @@ from specjax.train.config import TrainConfig
 from specjax.train.gradients import LossContext, accumulate, log_probs_of
 from specjax.train.ladder import sort_rows
 from specjax.train.loss import LossFn, kl_cost, policy_loss
+from specjax.train.loss_sums import Sums
 from specjax.train.metrics import Metrics, reward_metrics, rollout_metrics, update_metrics
 from specjax.train.optimizer import make_optimizers
 from specjax.train.selection import drop_truncated, keep_groups, overlong_punishment
-from specjax.train.sums import Sums
 from specjax.train.updates import run_updates
 from specjax.types import CarryOver, Params, Policy, Prompts, PyTree, Reward, Rollout, TrainState, pytree
 

@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool
 
 from specjax.options import Options, Positive
 from specjax.train.batch import Sequences, TrainBatch, split
+from specjax.train.loss_sums import Sums, reduce_sums
 from specjax.train.optimizer import apply_gradients, usable
-from specjax.train.sums import Sums, reduce_sums
 from specjax.types import Params
 
 Gradients = Callable[[Params, TrainBatch, Sequences | None], tuple[Params, Sums]]

@@ -28,7 +28,7 @@ from configs.override import override
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
 from launch.cli.fields import Field, fields_of
-from launch.cli.reads import COMPARE, DIAGNOSE, DISTILL, EVALUATE, EXPORT, GENERATE, RECIPE_ONLY, TRAIN, reads
+from launch.cli.recipe_options import COMPARE, DIAGNOSE, DISTILL, EVALUATE, EXPORT, GENERATE, RECIPE_ONLY, TRAIN, reads
 from launch.cli.recipes import load_recipe
 from models.params import fitting_params
 
@@ -191,7 +191,7 @@ def stubbed() -> Iterator[None]:
                     stack.enter_context(patch(name.replace(":", "."), stub))
         # A run without a directory, with these checkpoints and the options of the diagnosis.
         stack.enter_context(patch("launch.cli.paths.saved_steps", lambda directory: [1, 7]))
-        stack.enter_context(patch("launch.run.pinned.saved_step", lambda *args: 7))
+        stack.enter_context(patch("launch.run.pin_references.saved_step", lambda *args: 7))
         for name in ("read_recorded", "check_same", "saved_step", "differences"):
             stack.enter_context(patch(f"launch.diagnose.{name}", lambda *args: ()))
         stack.enter_context(patch("launch.setup.policy.init_params", _zeros))

@@ -30,7 +30,7 @@ from launch.cli.unfinished import UNFINISHED, Unfinished, options_text
 from launch.distillation.cost import DistillationCost
 from launch.distillation.trainer import distill
 from launch.evaluation.options import EvaluateArgs
-from launch.run.pinned import with_step
+from launch.run.pin_references import with_step
 from launch.run.supervised_warmup import warm_up
 from launch.setup.experiment import Experiment, build_experiment
 from specjax.checkpoint import Checkpointer

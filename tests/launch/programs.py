@@ -20,7 +20,7 @@ import pytest
 
 from configs.schema import RunConfig
 from launch.cli.fields import fields_of
-from launch.cli.reads import RECIPE_ONLY, reads
+from launch.cli.recipe_options import RECIPE_ONLY, reads
 from launch.run.directory import CHECKPOINTS
 from launch.setup.experiment import Experiment
 from specjax.checkpoint import Checkpointer

@@ -11,7 +11,7 @@ import pytest
 from configs.algorithms import ALGORITHMS, with_algorithm
 from configs.override import override
 from configs.schema import RunConfig
-from launch.cli import reads
+from launch.cli import recipe_options
 from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.fields import fields_of
 from launch.cli.options import parse, parse_run, parse_run_and, run_program, use_compile_cache
@@ -19,17 +19,17 @@ from launch.cli.recipes import load_recipe, recipes
 from tests.refusals import assert_refused, refuses
 
 
-def run(*argv: str, reading: tuple[str, ...] = reads.TRAIN) -> RunConfig:
+def run(*argv: str, reading: tuple[str, ...] = recipe_options.TRAIN) -> RunConfig:
     return parse_run(argv, "python -m launch.train", "Train.", reading)
 
 
-def refusal(*argv: str, reading: tuple[str, ...] = reads.TRAIN) -> str:
+def refusal(*argv: str, reading: tuple[str, ...] = recipe_options.TRAIN) -> str:
     with pytest.raises(ConfigError) as error:
         run(*argv, reading=reading)
     return str(error.value)
 
 
-def shown(capsys: pytest.CaptureFixture[str], *argv: str, reading: tuple[str, ...] = reads.TRAIN) -> str:
+def shown(capsys: pytest.CaptureFixture[str], *argv: str, reading: tuple[str, ...] = recipe_options.TRAIN) -> str:
     """Return the output of --help."""
     with pytest.raises(SystemExit) as end:
         run(*argv, reading=reading)
@@ -199,10 +199,11 @@ def test_each_program_shows_only_its_options_within_the_help_limits(
     name: str, most: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("COLUMNS", "100")
-    reading = getattr(reads, name)
+    reading = getattr(recipe_options, name)
     every = list(fields_of(RunConfig, load_recipe("tiny")))
     assert all(
-        any(reads.reads((pattern,), field.path) for field in every) for pattern in (*reading, *reads.RECIPE_ONLY)
+        any(recipe_options.reads((pattern,), field.path) for field in every)
+        for pattern in (*reading, *recipe_options.RECIPE_ONLY)
     )
     said = shown(capsys, "tiny", "--help", "all", reading=reading)
     flags = re.findall(r"^  (--[\w.-]+)", said, re.MULTILINE)
@@ -223,7 +224,7 @@ def test_each_program_shows_only_its_options_within_the_help_limits(
 
 
 def test_options_of_other_programs_are_named_in_errors():
-    reading = reads.GENERATE
+    reading = recipe_options.GENERATE
     assert_refused(refusal("tiny", "--warmup.steps", "3", reading=reading), "--warmup.steps...launch.train")
     assert_refused(refusal("tiny", "--algorithm", "dapo", reading=reading), "--algorithm: ")
     assert_refused(refusal("tiny", "--help", "warmup", reading=reading), "'warmup'")

@@ -16,8 +16,8 @@ from specjax.rollout.speculative import speculative_rollout
 from specjax.train.adaptation import Adaptation, DraftTrainingConfig, Replay, adapt, draft_is_due, init_adaptation
 from specjax.train.batch import ScoredSequences, TrainBatch
 from specjax.train.gradients import LossContext, accumulate
+from specjax.train.loss_sums import DraftSums
 from specjax.train.state import init_train_state
-from specjax.train.sums import DraftSums
 from specjax.train.train_step import StepResult, make_train_step
 from specjax.types import Params, PyTree, TrainState
 from tests.refusals import refuses

@@ -19,7 +19,7 @@ from specjax.train.adaptation import ALARM_PATIENCE, DraftTrainingConfig, adapt,
 from specjax.train.anchors import with_keys
 from specjax.train.batch import ScoredSequences, TrainBatch, join_completions
 from specjax.train.gradients import LossContext, accumulate
-from specjax.train.sums import DraftSums
+from specjax.train.loss_sums import DraftSums
 from specjax.types import Params, Rollout, TrainState
 from tests.tiny import World, distilled
 

@@ -12,7 +12,7 @@ from specjax.keys import seed_step
 from specjax.train.anchors import draw_anchors, with_keys
 from specjax.train.batch import Sequences, TrainBatch
 from specjax.train.gradients import LossContext, accumulate
-from specjax.train.sums import DraftSums
+from specjax.train.loss_sums import DraftSums
 from specjax.types import PyTree
 from tests.refusals import refuses
 from tests.specjax.training import CONFIG, mesh_of, networks, params_on, relative_gap

@@ -14,7 +14,7 @@ from specjax.sampling import SamplingLaw
 from specjax.train.batch import TrainBatch
 from specjax.train.gradients import LossContext, accumulate, log_probs_of
 from specjax.train.loss import LossConfig, LossInputs, LossOutput
-from specjax.train.sums import PolicySums, Sums
+from specjax.train.loss_sums import PolicySums, Sums
 from specjax.types import Params
 from tests.specjax.training import (
     AS_SHIPPED,

@@ -19,7 +19,7 @@ from specjax.train.config import TrainConfig
 from specjax.train.gradients import LossContext, accumulate, log_probs_of
 from specjax.train.ladder import in_window, rung, sort_rows, windows
 from specjax.train.loss import LossConfig
-from specjax.train.sums import Sums
+from specjax.train.loss_sums import Sums
 from specjax.train.train_step import make_train_step
 from specjax.types import Params, Policy, PolicyOutput, Prompts, Rollout
 from tests.refusals import refuses

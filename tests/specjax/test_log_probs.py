@@ -23,7 +23,7 @@ from specjax.train.batch import TrainBatch
 from specjax.train.config import TrainConfig
 from specjax.train.gradients import LossContext, accumulate, log_probs_of
 from specjax.train.loss import LossConfig
-from specjax.train.sums import Sums
+from specjax.train.loss_sums import Sums
 from specjax.types import Params, PyTree
 from tests.refusals import refuses
 from tests.specjax.training import DECODER, HEAD, mesh_of, ragged_batch, relative_gap

@@ -15,7 +15,7 @@ _CALL_WITHIN_S = 5.0
 _RETRY_S = 0.5
 
 
-def roll_call(hosts: HostsConfig, within_s: float) -> None:
+def wait_for_all(hosts: HostsConfig, within_s: float) -> None:
     """Wait until every process has called process 0 on the coordinator's port.
 
     Raises RunStopped, in every process that can be reached, if a process is missing after `within_s`, if two have the

@@ -9,7 +9,7 @@ import pytest
 
 from configs.schema import HostsConfig
 from launch.cli.errors import RunStopped
-from launch.cli.roll_call import roll_call
+from launch.cli.rendezvous import wait_for_all
 from tests.jobs import free_port
 
 
@@ -19,7 +19,7 @@ def call_all(*processes: tuple[int, int], port: int | None = None, within_s: flo
 
     def call(index: int, count: int) -> str:
         try:
-            roll_call(HostsConfig(address, count, index), within_s)
+            wait_for_all(HostsConfig(address, count, index), within_s)
         except RunStopped as refusal:
             return str(refusal).removeprefix(f"hosts.coordinator = {address}: ")
         return ""
@@ -41,13 +41,13 @@ def test_different_counts_are_refused_in_each() -> None:
 
 
 def test_a_missing_process_is_named_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launch.cli.roll_call._RETRY_S", 0.02)  # process 1 may call before process 0 listens
+    monkeypatch.setattr("launch.cli.rendezvous._RETRY_S", 0.02)  # process 1 may call before process 0 listens
     assert call_all((0, 3), (1, 3), within_s=2.0) == ["process 2 is missing after 2 s"] * 2
 
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_port_of_another_program_is_refused(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launch.cli.roll_call._CALL_WITHIN_S", 0.1)
+    monkeypatch.setattr("launch.cli.rendezvous._CALL_WITHIN_S", 0.1)
     with socket.create_server(("", 0)) as other:
         (refusal,) = call_all((index, 2), port=other.getsockname()[1], within_s=0.2)
     expected = (
@@ -59,7 +59,7 @@ def test_a_port_of_another_program_is_refused(index: int, monkeypatch: pytest.Mo
 
 def test_an_unknown_host_is_refused() -> None:
     with pytest.raises(RunStopped, match="nowhere.invalid:1: process 0 is missing after 0 s: "):
-        roll_call(HostsConfig("nowhere.invalid:1", 2, 1), 0.1)
+        wait_for_all(HostsConfig("nowhere.invalid:1", 2, 1), 0.1)
 
 
 def test_other_callers_and_a_restarted_process_are_tolerated() -> None:
