@@ -5,14 +5,14 @@ import jax.numpy as jnp
 
 from launch.cli.compilation import CompileClock
 from launch.run.console import explain_choice
-from specjax.cost import Acceptance, Drafting, Progress
+from specjax.cost import Acceptance, BatchProgress, Drafting
 from specjax.rollout.plan import Phase
 
 
 def test_a_choice_is_printed_with_its_reason() -> None:
     acceptance = Acceptance(jnp.full(2, 1e6), jnp.array([6e5, 3e5]), jnp.float32(0))
     trips = jnp.array([[0, 1e6], [0, 0]])
-    drafting = Drafting(acceptance, Progress(1.8 * trips, trips), jnp.array([[2.0, 3.0], [1.0, 3.8]]))
+    drafting = Drafting(acceptance, BatchProgress(1.8 * trips, trips), jnp.array([[2.0, 3.0], [1.0, 3.8]]))
     first, second = explain_choice((Phase(8, 64), Phase(2, 96)), (0, 2), drafting).splitlines()
     assert first.startswith(
         "  draft length 2 at 8 slots of 64 positions: acceptance length 1.90, 1.80 for the batch, at 1.50 times"

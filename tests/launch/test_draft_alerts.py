@@ -19,7 +19,7 @@ from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig
 from models.drafts.eagle3 import Eagle3Config
 from models.drafts.mtp import mtp_config
-from specjax.cost import Acceptance, Drafting, Progress
+from specjax.cost import Acceptance, BatchProgress, Drafting
 from specjax.drafters import NoDrafter
 from specjax.rollout.plan import Phase
 from tests.refusals import assert_refused
@@ -29,7 +29,7 @@ def drafting(accepted: float) -> Drafting:
     """Return statistics with this acceptance. A round at draft length 2 costs 1.5 or 4 plain rounds, by phase."""
     acceptance = Acceptance(jnp.full(2, 1e6), jnp.array([accepted, accepted / 2]) * 1e6, jnp.float32(0.72))
     none = jnp.zeros((2, 2))
-    return Drafting(acceptance, Progress(none, none), jnp.array([[2.0, 3.0], [1.0, 4.0]]))
+    return Drafting(acceptance, BatchProgress(none, none), jnp.array([[2.0, 3.0], [1.0, 4.0]]))
 
 
 def switch(switches: DraftSwitches, step: int, lengths: list[int], drafting: Drafting, **metrics: Any) -> None:

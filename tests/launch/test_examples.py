@@ -142,7 +142,6 @@ FORK = "--rollout.function examples.fork_rollout:rollout"
     [
         (f"--rollout.function {__name__}:short_rollout", f"rollout.function = {__name__}:short_rollout: "),
         (f"--loss.function {__name__}:mean_loss", f"loss.function = {__name__}:mean_loss: "),
-        (f"{FORK} --speedup.steps 1", "speedup.steps = 1: rollout.function = examples.fork_rollout:rollout: "),
     ],
 )
 def test_a_function_that_does_not_fit_is_refused_before_the_run(

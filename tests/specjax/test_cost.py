@@ -7,8 +7,8 @@ import pytest
 
 from specjax.cost import (
     Acceptance,
+    BatchProgress,
     Drafting,
-    Progress,
     acceptance_length,
     batch_gain,
     choose,
@@ -25,7 +25,7 @@ from tests.refusals import refuses
 def drafting(acceptance: Acceptance, seconds: list[list[float]]) -> Drafting:
     """With no batch seen yet."""
     none = jnp.zeros((len(seconds), len(seconds[0])))
-    return Drafting(acceptance, Progress(none, none), jnp.array(seconds))
+    return Drafting(acceptance, BatchProgress(none, none), jnp.array(seconds))
 
 
 def counted(drafted: int, *accepted: int, predicted: float = 0.0) -> Acceptance:
@@ -98,10 +98,10 @@ def test_a_batchs_gain_is_measured_or_else_estimated_from_its_rows():
     """Rows gain 1.9 tokens per round, but the batches of the first phase only 1.5."""
     many = 1e4
     trips = jnp.array([[0, many], [0, 0]])
-    known = Drafting(counted(10**6, 600_000, 300_000), Progress(1.5 * trips, trips), jnp.ones((2, 2)))
+    known = Drafting(counted(10**6, 600_000, 300_000), BatchProgress(1.5 * trips, trips), jnp.ones((2, 2)))
     np.testing.assert_allclose(batch_gain(known, (0, 2)), [[1, 1.5], [1, 1.9]], rtol=1e-3)
     few = trips / many * PRIOR_ROUNDS
-    known = Drafting(known.acceptance, Progress(1.5 * few, few), known.seconds)
+    known = Drafting(known.acceptance, BatchProgress(1.5 * few, few), known.seconds)
     # Eight measured rounds and a prior of eight: the ratio lies halfway between the measured one and 1.
     np.testing.assert_allclose(batch_gain(known, (0, 2))[0, 1], (1.5 + 1.7) / 2, rtol=1e-3)
 
@@ -110,7 +110,7 @@ def test_unmeasured_lengths_are_expected_to_reach_the_same_fraction():
     """A draft of 1 gained 0.3 of 0.6 expected tokens, so a draft of 3 is expected to gain 0.525 of 1.05."""
     many = counted(10**6, 600_000, 300_000, 150_000)
     trips = jnp.array([[0, 1e4, 0]])
-    known = Drafting(many, Progress(1.3 * trips, trips), jnp.ones((1, 3)))
+    known = Drafting(many, BatchProgress(1.3 * trips, trips), jnp.ones((1, 3)))
     np.testing.assert_allclose(batch_gain(known, (0, 1, 3))[0], [1, 1.3, 1.525], rtol=2e-3)
     nothing = Drafting(counted(10**6, 0, 0, 0), known.progress, known.seconds)
     np.testing.assert_allclose(batch_gain(nothing, (0, 1, 3))[0], [1, 1.3, 1], rtol=2e-3)
@@ -157,7 +157,7 @@ def test_expected_speed_is_relative_to_the_first_length():
 )
 def test_a_longer_draft_must_beat_a_margin_that_shrinks_with_measurements(gain: float, ran: int, expected: int):
     many, trips = counted(10**8, 10**8, predicted=1.0), jnp.array([[0.0, ran]])
-    known = Drafting(many, Progress(2 * trips, trips), jnp.array([[1.0, 2.0 / gain]]))
+    known = Drafting(many, BatchProgress(2 * trips, trips), jnp.array([[1.0, 2.0 / gain]]))
     assert choose(known, (0, 1))[0] == expected
 
 
@@ -165,7 +165,7 @@ def test_a_longer_draft_must_beat_a_margin_that_shrinks_with_measurements(gain: 
 def test_a_good_short_draft_is_kept_until_a_longer_one_measures_better(ran: float, expected: int):
     """A draft of 1 measured 1.2 times the speed of plain decoding; a draft of 3 predicts 1.35."""
     trips = jnp.array([[0.0, 1e6, ran]])
-    seen = Progress(jnp.array([[0.0, 1.2, 1.0]]) * trips, trips)
+    seen = BatchProgress(jnp.array([[0.0, 1.2, 1.0]]) * trips, trips)
     assert choose(Drafting(counted(10**8, 0, 0, 0), seen, jnp.array([[1.0, 1.0, 0.74]])), (0, 1, 3))[0] == expected
 
 

@@ -10,8 +10,8 @@ import pytest
 from specjax import cache as kv
 from specjax.drafters import Drafter, EitherDrafter, HistoryDrafter, ModelDrafter, NGramDrafter, Proposal
 from specjax.drafters.base import DraftLoss
-from specjax.drafters.lookup_beside_head import found_or_drafted
 from specjax.drafters.lookup import Text, last_tokens, look_up, one_hot_proposal, prompt_text, with_tokens
+from specjax.drafters.lookup_beside_head import found_or_drafted
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, PolicyOutput, Prompts, PyTree, Rollout
 from tests.chain import chain
