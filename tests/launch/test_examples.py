@@ -134,9 +134,6 @@ def mean_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
     return LossOutput(jnp.mean(inputs.theta), {})
 
 
-FORK = "--rollout.function examples.fork_rollout:rollout"
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
