@@ -7,7 +7,7 @@ import sys
 
 from tests.documents import ROOT
 
-SAMPLE = '''"""What it holds.
+SAMPLE = '''"""Add numbers.
 
 More.
 """

@@ -35,7 +35,7 @@ def metric_series(run: Run) -> dict[str, Chart]:
 
 
 def line_charts(metrics: dict[str, Chart]) -> dict[str, list[Chart]]:
-    """Return the line charts by section: those of charts.json, and one for each metric that is in none of them.
+    """Return the line charts by section: all of charts.json, and one for each metric that charts.json leaves out.
 
     `lines` of each is [[metric, label], ..]. Charts without a metric are left out.
     """

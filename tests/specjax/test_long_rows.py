@@ -29,7 +29,7 @@ HEAD = eagle3_like(DECODER, VOCAB)
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_step_of_rows_of_twenty_thousand_tokens() -> None:
-    """Twelve rows; no stop token ends one early. The rollout's log-probs are those of training."""
+    """Twelve rows; no stop token ends one early. The rollout and training give the same log-probs."""
     recipe = load_recipe("qwen3_8b_rl_think")
     budget, width = recipe.rollout.max_new_tokens, recipe.data.max_prompt_tokens
     assert (width, budget) == (2048, 18_432)
