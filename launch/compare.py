@@ -23,8 +23,8 @@ from launch.comparison.stage_times import VariantReport, time_variants
 from launch.comparison.variants import make_variants, round_costs
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.console import explain_choice
+from launch.run.networks import trained_networks
 from launch.run.pin_references import with_commits, with_step
-from launch.run.trained_networks import trained_networks
 from launch.setup.experiment import Experiment, build_experiment
 from launch.timing import format_provenance, provenance
 

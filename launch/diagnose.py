@@ -17,10 +17,10 @@ from launch.cli.recipe_options import DIAGNOSE, SAME_AS_RUN, reads
 from launch.diagnosis.diagnose import diagnose, diagnostic_run
 from launch.diagnosis.options import DiagnoseArgs
 from launch.diagnosis.summary import CHANGEABLE, print_diagnosis, print_setting
-from launch.run.directory import CONFIG_FILE
+from launch.run.history import CONFIG_FILE
+from launch.run.networks import params_of, saved_step
 from launch.run.pin_references import with_commits
-from launch.run.recorded import as_recorded, check_same, differences, read_recorded
-from launch.run.restore import params_of, saved_step
+from launch.run.records import as_recorded, check_same, differences, read_recorded
 from launch.setup.experiment import build_experiment
 from launch.timing import provenance
 

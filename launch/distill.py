@@ -23,8 +23,8 @@ from launch.cli.signals import StopSignals
 from launch.cli.unfinished import UNFINISHED, Unfinished, exclusive_files, options_text
 from launch.distillation.offline import distill_offline
 from launch.distillation.options import DistillArgs
+from launch.run.networks import restore_params, restore_policy
 from launch.run.pin_references import with_commits, with_step
-from launch.run.restore import restore_params, restore_policy
 from launch.setup.experiment import Experiment, build_experiment
 from specjax.train.selection import SelectionConfig
 from specjax.train.updates import UpdateConfig

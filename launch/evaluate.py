@@ -16,8 +16,8 @@ from launch.cli.unfinished import unfinished_beside
 from launch.data.hub import with_commit
 from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.sets import evaluate_sets, load_sets
+from launch.run.networks import params_of
 from launch.run.pin_references import with_commits, with_step
-from launch.run.restore import params_of
 from launch.setup.experiment import build_experiment
 from launch.timing import provenance
 

@@ -9,8 +9,8 @@ from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_checkpoint, check_policy_source
 from launch.cli.recipe_options import GENERATE
 from launch.evaluation.one_prompt import answer_prompt
+from launch.run.networks import params_of
 from launch.run.pin_references import with_commits
-from launch.run.restore import params_of
 from launch.setup.experiment import build_experiment
 from specjax.checkpoint import Which
 from specjax.options import Options, Positive

@@ -3,31 +3,34 @@
 from contextlib import nullcontext
 from pathlib import Path
 
-from launch.cli.console import console
+from launch.cli.console import console, wide_console
 from launch.cli.errors import RunStopped
 from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run, run_program, use_compile_cache
 from launch.cli.signals import StopSignals
 from launch.cli.unfinished import UNFINISHED, Unfinished
+from launch.comparison.closing import compare_steps
 from launch.costs.cost_table import COST_TABLE, CostTable, given_cells
+from launch.evaluation.sampler import Evaluate
 from launch.plan.__main__ import main as plan
 from launch.report import try_report
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.checks import check_run
 from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_config
-from launch.run.logs import open_logs
+from launch.run.logs import RunLogs, open_logs
 from launch.run.loop import TrainingLoop
 from launch.run.pin_references import with_commits
-from launch.run.results import record_results
-from launch.run.skipped_updates import describe_healthy
-from launch.run.start import held_out_evaluator, resume_from, start_new, warn_of_start
+from launch.run.start import Start, held_out_evaluator, resume_from, start_new, warn_of_start
+from launch.run.step_checks import describe_healthy
 from launch.setup.experiment import Experiment, build_experiment
 from specjax.checkpoint import Checkpointer
+from specjax.parallel import processes
 from specjax.rewards import RewardFn
 from specjax.train.asynchronous import AsynchronousStep
 from specjax.train.stages import Stages
 from specjax.train.timed_step import ProbeStep
 from specjax.train.train_step import TrainStep
+from specjax.types import TrainState
 
 
 def main(argv: list[str]) -> int:
@@ -80,7 +83,7 @@ def train(
         stages = Stages(*functions, experiment.rollout_fn, experiment.loss_fn)
         asynchronous = config.asynchronous.lag is not None
         try:
-            with open_logs(experiment, directory, start, signals) as logs:
+            with open_logs(experiment, directory, start.step, signals) as logs:
                 warn_of_start(experiment, logs.events, continuing, unfinished.found)
                 loop = TrainingLoop(
                     experiment=experiment,
@@ -103,6 +106,33 @@ def train(
         finally:
             try_report(directory)
     return 0
+
+
+def record_results(
+    experiment: Experiment, reward_fn: RewardFn, start: Start, state: TrainState, evaluate: Evaluate, logs: RunLogs
+) -> None:
+    """Report held-out accuracy before and after RL, and the speed-up of the run's steps, where the recipe asks.
+
+    Raises Stopped at a signal.
+    """
+    config = experiment.config
+    if start.accuracy_before is not None:
+        after = logs.timer.logged.get("eval/accuracy")
+        if after is None:
+            after = evaluate(state.params)
+        console.print(f"held-out accuracy: {start.accuracy_before:.1%} before RL, {after:.1%} after")
+        logs.events.record_result(config.steps, accuracy_before=start.accuracy_before, accuracy_after=after)
+    if config.speedup.steps:
+        # Nothing is kept of it: a run that is stopped compares again when it is resumed.
+        unfinished = Unfinished(signals=logs.signals)
+
+        def compare() -> dict[str, float]:
+            drafted = compare_steps(experiment, reward_fn, state, wide_console, unfinished)
+            measured = {"generation_speedup": drafted.generation_speedup, "step_speedup": drafted.step_speedup}
+            ends = {"": 0, "_low": 1, "_high": 2}
+            return {f"{name}{end}": value[i] for name, value in measured.items() for end, i in ends.items()}
+
+        logs.events.record_result(config.steps, **processes.within(experiment.mesh, compare))
 
 
 if __name__ == "__main__":

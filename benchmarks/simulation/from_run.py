@@ -11,8 +11,7 @@ from benchmarks.simulation.machine import Evidence
 from benchmarks.simulation.point import MEASURED, MOST_DRAFT_TRAINING
 from launch.cli.errors import ConfigError, as_config_error
 from launch.costs.cost_table import COST_TABLE, read_cells
-from launch.run.recorded import flat
-from launch.run.records import Run, read_run
+from launch.run.records import Run, flat, read_run
 from models.config import DecoderConfig
 from models.hf.config import read_hf_config
 from models.published import DECODERS

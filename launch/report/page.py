@@ -13,8 +13,7 @@ import numpy as np
 from launch.cli.console import console
 from launch.report.charts import length_bars, line_charts, metric_series, stage_bars
 from launch.report.warnings import warnings
-from launch.run.recorded import flat
-from launch.run.records import Run, read_run
+from launch.run.records import Run, flat, read_run
 from models.files import write_atomically
 from specjax.parallel import processes
 from specjax.types import Writer

@@ -12,8 +12,8 @@ from launch.comparison.closing import check_comparison
 from launch.costs.cost_table import given_cells
 from launch.distillation.trainer import check_distillation
 from launch.evaluation.sampler import held_out_batch_size
+from launch.run.metric_log import check_wandb
 from launch.run.supervised_warmup import check_warmup
-from launch.run.wandb import check_wandb
 from launch.setup.experiment import Experiment
 from launch.setup.memory import check_rollout, check_training
 from specjax.parallel import processes

@@ -13,16 +13,13 @@ from launch.cli.errors import ConfigError
 from launch.cli.lock import exclusive
 from launch.cli.paths import CHECKPOINTS
 from launch.cli.unfinished import UNFINISHED
-from launch.run.history import records_of
-from launch.run.recorded import differences, read_recorded
+from launch.run.history import CONFIG_FILE, EVENTS_FILE, METRICS_FILE, records_of
+from launch.run.records import differences, read_recorded
 from models.files import write_atomically
 from specjax.checkpoint_integrity import DamagedSave, saved_steps, set_damaged_aside
 from specjax.parallel import processes
 
 RUNS = Path("runs")
-CONFIG_FILE = "config.json"
-METRICS_FILE = "metrics.jsonl"
-EVENTS_FILE = "diary.jsonl"
 
 # Options that a resumed run may change: up to rounding, they do not affect the updates of later steps.
 FREE_ON_RESUME = (

@@ -8,11 +8,12 @@ from launch.cli.errors import ConfigError
 from launch.cli.paths import check_checkpoint
 from launch.data.hub import checkpoint_directory
 from launch.distillation.export import check_verifier, write_policy
-from launch.run.records import made_for
-from launch.run.restore import restore_params, restore_policy
+from launch.run.history import CONFIG_FILE, METRICS_FILE, matches_schema
+from launch.run.networks import restore_params, restore_policy, saved_step
+from launch.run.records import flat, read_run
 from launch.setup.experiment import Experiment
-from models.checkpoints.made_for import state_made_for
-from models.config import Dtype
+from models.checkpoints.made_for import MadeFor, state_made_for
+from models.config import DecoderConfig, Dtype
 from models.hf.mtp_files import load_mtp
 from models.params import cast
 from specjax.checkpoint import Which
@@ -58,6 +59,23 @@ def export(out: Path, experiment: Experiment, args: ExportArgs) -> None:
         (_export_draft if args.part == "draft" else _export_policy)(out, experiment, args)
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
+
+
+def made_for(directory: Path, which: Which, decoder: DecoderConfig | None) -> MadeFor | None:
+    """Return the record of a draft in a run's checkpoint: its policy, the policy's shape, and the predicted acceptance.
+
+    None if the run's metrics are missing, or if the policy is of a custom family. The acceptance is that of the saved
+    step; a checkpoint from before the first step has none.
+    """
+    if decoder is None or not (directory / METRICS_FILE).is_file():
+        return None
+    run = read_run(directory)
+    steps, values = run.measured("draft/predicted_acceptance")
+    predicted = values[steps == saved_step(directory, which)].tolist()
+    temperature = flat(run.config).get("rollout.law.temperature")
+    if not isinstance(temperature, int | float) or not matches_schema(temperature, int | float):
+        raise ConfigError(f"{directory / CONFIG_FILE}: rollout.law.temperature = {temperature}: must be a number")
+    return MadeFor(str(directory), decoder.hidden_size, decoder.num_layers, temperature, next(iter(predicted), None))
 
 
 def _export_draft(out: Path, experiment: Experiment, args: ExportArgs) -> None:

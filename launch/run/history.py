@@ -1,4 +1,4 @@
-"""The JSONL files of a run: read their records, and set aside those that a resumed run writes again."""
+"""The files of a run: their names, their records, and the records that a resumed run sets aside to write again."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -8,7 +8,12 @@ from typing import Any
 from models.files import write_atomically
 from specjax.parallel import processes
 
+CONFIG_FILE = "config.json"
+METRICS_FILE = "metrics.jsonl"
+EVENTS_FILE = "diary.jsonl"
+SAMPLES_FILE = "samples.jsonl"
 SET_ASIDE = ".set_aside"
+LARGEST_NUMBER = 3.4e38
 
 
 def records_of(path: Path) -> Iterator[dict[str, Any]]:
@@ -53,6 +58,29 @@ def _cut_after(path: Path, last: int, every: bool, report: Callable[[str], None]
 def lines_of(path: Path) -> list[bytes]:
     """Return the lines of a file that are not blank; none if there is no file."""
     return [line for line in path.read_bytes().split(b"\n") if line.strip()] if path.exists() else []
+
+
+def matches_schema(value: Any, shape: Any) -> bool:
+    """Return whether a JSON value has the fields and types of a schema, `shape`.
+
+    A type, or a union of types, fits its values; a bool is no number, and numbers are within float32. [shape] fits
+    lists, (a, b) lists of two, and a dict of shapes objects with at least these fields. {str: shape} fits objects whose
+    every value fits.
+    """
+    match shape:
+        case [each] if isinstance(shape, list):
+            return isinstance(value, list) and all(matches_schema(item, each) for item in value)
+        case tuple():
+            return isinstance(value, list) and len(value) == len(shape) and all(map(matches_schema, value, shape))
+        case dict() if str in shape:
+            return isinstance(value, dict) and all(matches_schema(item, shape[str]) for item in value.values())
+        case dict():
+            return isinstance(value, dict) and all(
+                name in value and matches_schema(value[name], shape[name]) for name in shape
+            )
+    if isinstance(value, bool):
+        return shape in (bool, bool | None)
+    return isinstance(value, shape) and (not isinstance(value, int | float) or abs(value) <= LARGEST_NUMBER)
 
 
 def _record(line: bytes) -> dict[str, Any] | None:

@@ -1,24 +1,134 @@
-"""The logs of a run's steps, opened and closed together."""
+"""The logs of a run: its events, sample completions and metrics, opened and closed together."""
 
-from collections.abc import Callable, Iterator
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from launch.cli.errors import RunStopped
+import jax
+import numpy as np
+
+from launch.cli.console import console
 from launch.cli.signals import StopSignals
-from launch.run.draft_alerts import DraftSwitches, wrongly_loaded
+from launch.data.prompts import prompt_text
+from launch.data.tokenizers import token_texts
+from launch.run.draft_alerts import DraftSwitches
 from launch.run.draft_share import DraftShare
-from launch.run.event_log import EventLog
-from launch.run.learning_signal import LearningSignal
-from launch.run.metric_log import MetricLog
-from launch.run.sample_log import SampleLog
-from launch.run.skipped_updates import SkippedUpdates
-from launch.run.start import Start
-from launch.run.step_timer import Step, StepTimer
-from launch.run.wandb import wandb_log
+from launch.run.history import EVENTS_FILE, SAMPLES_FILE, cut_after
+from launch.run.metric_log import MetricLog, wandb_log
+from launch.run.step_checks import LearningSignal, SkippedUpdates, check_first_step, check_lag
+from launch.run.step_timer import StepTimer
 from launch.setup.experiment import Experiment
+from specjax.parallel import processes
+from specjax.types import Prompts, Rollout
+
+PACKAGES = ("specjax", "jax", "flax", "optax", "numpy")
+
+
+class EventLog:
+    """Writes one line per event (`start`, `warning`, `checkpoint` or `result`), with the last finished step.
+
+    step: the step after which the run starts or resumes. Lines of later steps are dropped.
+    """
+
+    def __init__(self, directory: Path, step: int = 0) -> None:
+        self._path = directory / EVENTS_FILE
+        cut_after(self._path, step, every=True, report=console.print)
+        self._write(step, "start", _environment())
+
+    def warn(self, step: int, text: str, style: str | None = None) -> None:
+        """Print a warning and write it."""
+        console.print(text, style=style)
+        self.record_warning(step, text)
+
+    def record_warning(self, step: int, text: str) -> None:
+        """Write a warning that is printed elsewhere."""
+        self._write(step, "warning", text)
+
+    def record_checkpoint(self, step: int) -> None:
+        """Write that the checkpoint of a step is complete: if no checkpoint is there later, they were removed."""
+        self._write(step, "checkpoint", "complete")
+
+    def record_result(self, step: int, **values: float) -> None:
+        """Write results that were measured after the last step."""
+        self._write(step, "result", values)
+
+    def _write(self, step: int, kind: str, value: Any) -> None:
+        if processes.primary():
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, kind: value}) + "\n")
+
+
+class SampleLog:
+    """Writes one line per logged step: the lengths of all completions, and the tokens of some.
+
+    resume_step: the restored step. Lines of later steps are dropped.
+    """
+
+    def __init__(self, directory: Path, experiment: Experiment, resume_step: int | None = None) -> None:
+        self._path, self._experiment = directory / SAMPLES_FILE, experiment
+        if resume_step is not None:
+            cut_after(self._path, resume_step, report=console.print)
+
+    def due(self, step: int) -> bool:
+        """Return whether to log this step: the first, the last, and steps with an evaluation."""
+        config = self._experiment.config
+        evaluated = config.eval.every > 0 and step % config.eval.every == 0
+        return config.log.samples > 0 and (step in (1, config.steps) or evaluated)
+
+    def write(self, step: int, prompts: Prompts, rollout: Rollout) -> None:
+        """Append one line to samples.jsonl.
+
+        The line is {"step", "budget", "lengths": [..], "completions": [{"prompt", "answer", "reward", "stopped",
+        "pieces": [[text, specjax.types.Writer], ..]}, ..]}. Completions of different prompts come first. Unknown values
+        are null: the reward of a sample that was not scored, `stopped` of one that goes on in the next step, writers
+        that a custom rollout function does not report.
+        """
+        # Indexed on the host: a program of the prompts' mesh would wait for the rollout under way there, and a process
+        # without a device of the mesh has nothing to index.
+        rewards = None if rollout.reward is None else rollout.reward.value
+        columns = rollout.tokens, rollout.writer, rollout.stopped, rewards, rollout.done
+        lengths, ids, (tokens, *others) = processes.fetch((rollout.lengths, prompts.id, columns))
+        group, budget = len(lengths) // len(ids), rollout.tokens.shape[1]
+        rows = np.arange(len(lengths)).reshape(-1, group).T.ravel()[: self._experiment.config.log.samples]
+        completions = [
+            self._completion(
+                int(ids[row // group]), lengths[row], tokens[row], *(None if x is None else x[row] for x in others)
+            )
+            for row in rows
+        ]
+        line = {"step": step, "budget": budget, "lengths": lengths.tolist(), "completions": completions}
+        if processes.primary():
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def _completion(
+        self,
+        problem: int,
+        length: int,
+        tokens: np.ndarray,
+        writers: np.ndarray | None,
+        stopped: Any,
+        reward: Any,
+        done: Any,
+    ) -> dict[str, Any]:
+        texts = token_texts(self._experiment.tokenizer, tokens[:length].tolist())
+        written_by = [None] * length if writers is None else writers[:length].tolist()
+        asked = self._experiment.problems.train[problem]
+        return {
+            "prompt": prompt_text(asked.prompt),
+            "answer": asked.answer,
+            "reward": float(reward) if reward is not None and np.isfinite(reward) else None,
+            "stopped": None if stopped is None or done is not None and not done else bool(stopped),
+            "pieces": [list(piece) for piece in zip(texts, written_by, strict=True)],
+        }
 
 
 @dataclass(frozen=True)
@@ -48,13 +158,13 @@ class RunLogs:
 
 
 @contextmanager
-def open_logs(experiment: Experiment, directory: Path, start: Start, signals: StopSignals) -> Iterator[RunLogs]:
-    """Open the logs of a run that starts or resumes. Entries of steps after the resumed one are dropped."""
+def open_logs(experiment: Experiment, directory: Path, last_step: int, signals: StopSignals) -> Iterator[RunLogs]:
+    """Open the logs of a run that resumes after `last_step`, 0 for a new run. Entries of later steps are dropped."""
     config = experiment.config
-    resume_step = start.step if config.resume else None
-    events, skipped = EventLog(directory, start.step), SkippedUpdates(directory, config.max_skipped, start.step)
+    resume_step = last_step if config.resume else None
+    events, skipped = EventLog(directory, last_step), SkippedUpdates(directory, config.max_skipped, last_step)
     switches = DraftSwitches(experiment.phases, config.rollout.draft_lengths, events.warn)
-    checks = check_first_step(experiment, events), partial(check_lag, config.asynchronous.lag)
+    checks = check_first_step(experiment, events.warn), partial(check_lag, config.asynchronous.lag)
     learning = LearningSignal(experiment.config, events.warn)
     with (
         wandb_log(config, directory) as also,
@@ -64,35 +174,13 @@ def open_logs(experiment: Experiment, directory: Path, start: Start, signals: St
         yield RunLogs(directory, events, SampleLog(directory, experiment, resume_step), timer, skipped, signals)
 
 
-def check_first_step(experiment: Experiment, events: EventLog) -> Callable[[Step], None]:
-    """Return an observer that warns after step 1 if the draft's checkpoint was loaded wrongly.
-
-    Later steps are not checked: by then the draft has been trained and differs from its files.
-    """
-
-    def check(step: Step) -> None:
-        predicted = step.metrics.get("draft/predicted_acceptance")
-        if step.number == 1 and predicted is not None:
-            alarm = wrongly_loaded(
-                experiment.networks.draft, float(predicted), experiment.config.rollout.law.temperature
-            )
-            if alarm is not None:
-                events.warn(1, alarm, style="bold red")
-
-    return check
-
-
-def check_lag(lag: int | None, step: Step) -> None:
-    """Raise RunStopped if the rollout of an asynchronous step was not generated by the networks that the lag asks for.
-
-    A run has no networks from before its first update, so the first `lag` steps have smaller ones.
-    """
-    if lag is None:
-        return
-    updates, found = step.number - 1, int(step.metrics["asynchronous/lag"])
-    if found != min(lag, updates):
-        raise RunStopped(
-            f"step {step.number}: its rollout was generated by the networks after update {updates - found}, and "
-            f"asynchronous.lag = {lag} asks for those after update {max(updates - lag, 0)}; the sending of the "
-            "networks is at fault"
-        )
+def _environment() -> dict[str, Any]:
+    devices = jax.devices()
+    installed = {distribution.metadata["Name"] for distribution in importlib.metadata.distributions()}
+    versions = {name: importlib.metadata.version(name) for name in PACKAGES if name in installed}
+    return {
+        "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "device": f"{len(devices)} x {devices[0].device_kind}",
+        "host": f"{os.cpu_count()} cores, {platform.machine()}",
+        "versions": {"Python": platform.python_version()} | versions,
+    }

@@ -1,19 +1,29 @@
 """Log the metrics of every step to metrics.jsonl, TensorBoard, the console, and optionally Weights & Biases."""
 
+import dataclasses
+import importlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tensorboardX import SummaryWriter
 
+from configs.schema import RunConfig
 from launch.cli.console import console
+from launch.cli.errors import ConfigError
 from launch.run.console import StepPrinter
-from launch.run.directory import METRICS_FILE
-from launch.run.history import cut_after
+from launch.run.history import METRICS_FILE, cut_after
 from specjax.parallel import processes
+
+# The id under which a resumed run goes on at Weights & Biases.
+WANDB_ID_FILE = "wandb_id"
+
+Log = Callable[[int, Mapping[str, float]], None]
 
 # Every line of metrics.jsonl has these metrics; null if a step did not measure one. Other metrics follow them.
 STANDARD_METRICS = (
@@ -45,7 +55,7 @@ class MetricLog:
         directory: Path,
         print_every: int = 1,
         resume_step: int | None = None,
-        also: Callable[[int, Mapping[str, float]], None] | None = None,
+        also: Log | None = None,
     ) -> None:
         path = directory / METRICS_FILE
         self._last = None if resume_step is None else cut_after(path, resume_step, report=console.print)
@@ -85,6 +95,49 @@ class MetricLog:
             self._also(step, measured)
         self._print(step, values)
         return values
+
+
+def check_wandb(project: str | None) -> None:
+    """Raise ConfigError if a project is named but wandb is not installed."""
+    if project is not None:
+        _load_wandb(project)
+
+
+@contextmanager
+def wandb_log(config: RunConfig, directory: Path) -> Iterator[Log | None]:
+    """Yield a function (step, metrics) that logs to Weights & Biases; None without a project, or if not the primary.
+
+    A resumed run continues under its id, stored in `wandb_id` in its directory. Steps logged before it was killed keep
+    their first values.
+    """
+    project = config.log.wandb_project
+    if project is None or not processes.primary():
+        yield None
+        return
+    path = directory / WANDB_ID_FILE
+    if not (config.resume and path.exists()):
+        path.write_text(uuid.uuid4().hex, encoding="utf-8")
+    run = _load_wandb(project).init(
+        project=project,
+        name=directory.name,
+        dir=str(directory),
+        config=dataclasses.asdict(config),
+        id=path.read_text(encoding="utf-8"),
+        resume="allow",
+    )
+    try:
+        yield lambda step, values: run.log(dict(values), step=step)
+    finally:
+        run.finish()
+
+
+def _load_wandb(project: str) -> Any:
+    try:
+        return importlib.import_module("wandb")
+    except ImportError:
+        raise ConfigError(
+            f"log.wandb_project = {project}: wandb is not installed: pip install 'specjax[wandb]'"
+        ) from None
 
 
 def _number(name: str, value: Any) -> float | int | None:

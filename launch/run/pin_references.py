@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 from configs.override import override
 from configs.schema import RunConfig
 from launch.data.hub import Kind, hub_name, with_commit
-from launch.run.directory import CONFIG_FILE
-from launch.run.recorded import read_recorded
-from launch.run.restore import saved_step
+from launch.run.history import CONFIG_FILE
+from launch.run.networks import saved_step
+from launch.run.records import read_recorded
 from specjax.parallel import processes
 
 # Options of a program with `checkpoint` and `checkpoint_step`.

@@ -1,23 +1,28 @@
-"""Read the metrics, samples and events that a run has written to its directory."""
+"""What a run has recorded in its directory: its options, metrics, samples and events."""
 
+import dataclasses
+import json
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
-from launch.run.directory import CONFIG_FILE, EVENTS_FILE, METRICS_FILE
-from launch.run.history import lines_of, records_of
-from launch.run.recorded import flat
-from launch.run.restore import saved_step
-from launch.run.sample_log import SAMPLES_FILE
-from launch.run.shapes import matches_schema
-from models.checkpoints.made_for import MadeFor
-from models.config import DecoderConfig
+from launch.cli.recipe_options import reads
+from launch.run.history import (
+    CONFIG_FILE,
+    EVENTS_FILE,
+    METRICS_FILE,
+    SAMPLES_FILE,
+    lines_of,
+    matches_schema,
+    records_of,
+)
 from models.files import read_json
-from specjax.checkpoint import Which
 
 _COMPLETION = {"prompt": str, "answer": str, "reward": int | float | None, "stopped": bool | None}
 SAMPLE = {"budget": int, "lengths": [int], "completions": [_COMPLETION | {"pieces": [(str, int | None)]}]}
@@ -37,8 +42,8 @@ class Run:
         config:  Contents of config.json.
         steps:   int [n], the steps in metrics.jsonl.
         metrics: By name, float [n]; NaN where a step did not measure it.
-        samples: Lines of samples.jsonl (launch.run.sample_log).
-        events:  Lines of diary.jsonl (launch.run.event_log).
+        samples: Lines of samples.jsonl (launch.run.logs).
+        events:  Lines of diary.jsonl (launch.run.logs).
         damaged: A line for each file of which records were left out.
     """
 
@@ -86,21 +91,45 @@ def read_run(directory: Path) -> Run:
     )
 
 
-def made_for(directory: Path, which: Which, decoder: DecoderConfig | None) -> MadeFor | None:
-    """Return the record of a draft in a run's checkpoint: its policy, the policy's shape, and the predicted acceptance.
+def as_recorded(config: RunConfig) -> dict[str, Any]:
+    """Return the options by dotted path, with the values that config.json holds: lists instead of tuples."""
+    return flat(json.loads(json.dumps(dataclasses.asdict(config))))
 
-    None if the run's metrics are missing, or if the policy is of a custom family. The acceptance is that of the saved
-    step; a checkpoint from before the first step has none.
+
+def read_recorded(path: Path, option: str) -> dict[str, Any]:
+    """Return the options of a config.json by dotted path. Raises ConfigError, naming `option`, if it is unreadable."""
+    try:
+        return flat(read_json(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{option}: cannot read {path}: {error}") from None
+
+
+def differences(config: RunConfig, recorded: dict[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (path, value, recorded value) of each option that differs. Where one lacks it, its value is "absent".
+
+    An option newer than the record counts as its default. In a network that a recipe describes, it counts as None.
     """
-    if decoder is None or not (directory / METRICS_FILE).is_file():
-        return None
-    run = read_run(directory)
-    steps, values = run.measured("draft/predicted_acceptance")
-    predicted = values[steps == saved_step(directory, which)].tolist()
-    temperature = flat(run.config).get("rollout.law.temperature")
-    if not isinstance(temperature, int | float) or not matches_schema(temperature, int | float):
-        raise ConfigError(f"{directory / CONFIG_FILE}: rollout.law.temperature = {temperature}: must be a number")
-    return MadeFor(str(directory), decoder.hidden_size, decoder.num_layers, temperature, next(iter(predicted), None))
+    values = as_recorded(config)
+    defaults = as_recorded(RunConfig(name=config.name, steps=config.steps))
+    for name in dict.fromkeys([*values, *recorded]):
+        was, now = recorded.get(name, defaults.get(name, "absent")), values.get(name, "absent")
+        if was != now and (was, now) != ("absent", None):
+            yield name, now, was
+
+
+def check_same(config: RunConfig, recorded: dict[str, Any], options: Sequence[str]) -> None:
+    """Raise ConfigError if one of the options (patterns of launch.cli.recipe_options) differs from the run's."""
+    for name, now, was in differences(config, recorded):
+        if reads(options, name):
+            raise ConfigError(f"{name} = {now}: the run has {was}")
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested dicts: {"a": {"b": 1}} -> {"a.b": 1}."""
+    leaves = {}
+    for name, value in tree.items():
+        leaves |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return leaves
 
 
 def _events(path: Path, damaged: list[str]) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from launch.costs.cost_table import CostTable
 from launch.data.batches import PromptPipeline, fixed_batches
 from launch.distillation.trainer import distill
 from launch.evaluation.sampler import Evaluate, held_out_batch_size, make_evaluate
-from launch.run.event_log import EventLog
+from launch.run.logs import EventLog
 from launch.run.supervised_warmup import warm_up
 from launch.setup.experiment import Experiment
 from launch.setup.state import abstract_state, fresh_state

@@ -15,7 +15,7 @@ from benchmarks.simulation.options import SimulateArgs
 from benchmarks.simulation.uncertainty import input_ranges
 from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
-from launch.run.recorded import as_recorded
+from launch.run.records import as_recorded
 from specjax.types import Mixture
 from tests.benchmarks.points import read_options, run_drafted, run_plain, speedups
 from tests.launch.run_directories import write_lines, write_run

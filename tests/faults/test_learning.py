@@ -18,7 +18,7 @@ from configs.schema.networks import DraftConfig
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.evaluation.one_prompt import answer_prompt
-from launch.run.learning_signal import ADVANTAGES, PATIENCE, LearningSignal
+from launch.run.step_checks import ADVANTAGES, PATIENCE, LearningSignal
 from launch.run.step_timer import Step
 from launch.setup.experiment import build_experiment
 from specjax.drafters import NoDrafter

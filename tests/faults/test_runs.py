@@ -22,8 +22,8 @@ from launch.cli.errors import ConfigError
 from launch.cli.lock import LOCK_FILE, exclusive
 from launch.report import write_report
 from launch.run.directory import CHECKPOINTS, open_run, record_config
-from launch.run.event_log import EventLog
 from launch.run.history import cut_after, records_of
+from launch.run.logs import EventLog
 from specjax.checkpoint import Checkpointer
 from specjax.types import Params, TrainState
 from tests.launch.test_report import run_of

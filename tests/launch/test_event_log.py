@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.run.event_log import EventLog
+from launch.run.logs import EventLog
 
 
 def test_events_after_the_resumed_step_are_dropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

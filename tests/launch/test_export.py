@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 import launch.export
 from launch.cli.options import parse_run
-from launch.run.records import made_for
+from launch.run.export import made_for
 from launch.setup.experiment import Experiment, build_experiment
 from models.checkpoints.draft import load_draft_checkpoint
 from models.checkpoints.made_for import MadeFor, read_made_for

@@ -31,7 +31,7 @@ from launch.cli.errors import ConfigError
 from launch.cli.signals import StopSignals
 from launch.cli.unfinished import NOT_KEPT, Unfinished
 from launch.run.directory import open_run
-from launch.run.restore import restore_params
+from launch.run.networks import restore_params
 from launch.setup.experiment import build_experiment
 from launch.train import train
 from models.config import DecoderConfig

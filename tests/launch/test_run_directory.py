@@ -9,7 +9,7 @@ from configs.schema import CheckpointConfig, EvalConfig, RunConfig
 from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
 from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_config
-from launch.run.recorded import as_recorded, differences
+from launch.run.records import as_recorded, differences
 from specjax.checkpoint import Checkpointer
 from specjax.parallel.mesh import MeshConfig
 from specjax.types import Params, TrainState

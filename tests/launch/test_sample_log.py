@@ -11,7 +11,7 @@ import pytest
 from configs.tiny import config as tiny
 from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer, token_texts
-from launch.run.sample_log import SampleLog
+from launch.run.logs import SampleLog
 from specjax.types import Prompts, Reward, Rollout, Writer
 from tests.launch.checkpoints import WORDS, write_tokenizer
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch.run.skipped_updates import KEPT, SkippedUpdates
+from launch.run.step_checks import KEPT_FILES, SkippedUpdates
 from launch.run.step_timer import Step
 from specjax.train.batch import TrainBatch
 from specjax.types import Prompts, Rollout
@@ -53,11 +53,11 @@ def test_batches_saved_after_the_resumed_step_are_dropped(tmp_path: Path) -> Non
     """Otherwise batches that it saves again would count as the oldest. Without a limit, a run continues."""
     guard = SkippedUpdates(tmp_path, 0)
     run(guard, [(1, 0)] * 12)
-    assert guard.reason is None and saved_steps(tmp_path) == list(range(13 - KEPT, 13))
+    assert guard.reason is None and saved_steps(tmp_path) == list(range(13 - KEPT_FILES, 13))
     again = SkippedUpdates(tmp_path, 0, last_step=11)
-    assert saved_steps(tmp_path) == list(range(13 - KEPT, 12))
+    assert saved_steps(tmp_path) == list(range(13 - KEPT_FILES, 12))
     again(Step(12, 0.0, {"update/skipped": jnp.int32(1)}, PROMPTS, rollout(12)))
-    assert saved_steps(tmp_path) == list(range(13 - KEPT, 13))
+    assert saved_steps(tmp_path) == list(range(13 - KEPT_FILES, 13))
 
 
 @pytest.mark.parametrize("skipped", [(1, 0), (0, 1), (7, 0), (0, 8)])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from launch.cli.options import parse_run
-from launch.run.restore import restore_params
+from launch.run.networks import restore_params
 from launch.setup.experiment import Experiment, build_experiment
 from specjax.train.batch import TrainBatch
 from specjax.train.gradients import LossContext, accumulate
