@@ -24,13 +24,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.plotting import figure
+from benchmarks.plotting import figure, load_pyplot
 from configs import narrow
 from configs.algorithms import with_algorithm
 from configs.override import override
 from configs.schema import EvalConfig, LossOptions, RolloutOptions, RunConfig
 from launch.cli.options import run_program, use_compile_cache
-from launch.cli.pyplot import load_pyplot
 from launch.cli.unfinished import Unfinished
 from launch.data.batches import fixed_batches
 from launch.evaluation.sampler import Evaluate, make_evaluate

@@ -33,10 +33,10 @@ from benchmarks.draft_runs import (
     initial_drafts,
     reinforce,
 )
+from benchmarks.plotting import load_pyplot
 from configs import narrow
 from configs.schema import DistillConfig, RunConfig
 from launch.cli.options import run_program, use_compile_cache
-from launch.cli.pyplot import load_pyplot
 from launch.cli.unfinished import Unfinished
 from launch.distillation.trainer import distill
 from launch.run.supervised_warmup import warm_up

@@ -3,6 +3,7 @@
 Answers for one step, or for a sweep, with an interval over what is not known. `--from-run DIR` asks it of a run.
 """
 
+from benchmarks.plotting import load_pyplot, make_directory
 from benchmarks.simulation.answer import resolve_pair
 from benchmarks.simulation.estimate import details_of, estimate, estimate_changed
 from benchmarks.simulation.lags import lag_rows, lag_table
@@ -14,8 +15,7 @@ from benchmarks.simulation.uncertainty import input_ranges
 from launch.cli.console import console
 from launch.cli.errors import as_config_error
 from launch.cli.options import parse, run_program
-from launch.cli.paths import make_directory, write_results
-from launch.cli.pyplot import load_pyplot
+from launch.cli.paths import write_results
 
 
 def main(argv: list[str]) -> int:

@@ -11,14 +11,12 @@ from launch.cli.console import wide_console as console
 from launch.cli.errors import ConfigError
 from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
-from launch.cli.paths import make_directory, write_results
-from launch.cli.pyplot import load_pyplot
+from launch.cli.paths import write_results
 from launch.cli.recipe_options import COMPARE
 from launch.cli.signals import StopSignals
 from launch.cli.unfinished import Unfinished, unfinished_beside
 from launch.comparison.asynchronous import compare_overlap, synchronous
 from launch.comparison.options import CompareArgs
-from launch.comparison.reward_curves import compare_training
 from launch.comparison.stage_times import VariantReport, time_variants
 from launch.comparison.variants import make_variants, round_costs
 from launch.rewards.reward_fn import make_pool, make_reward
@@ -30,16 +28,13 @@ from launch.timing import format_provenance, provenance
 
 
 def main(argv: list[str]) -> int:
-    """Time the variants in turns, from a run's checkpoint or the recipe's networks. Train two variants if asked."""
+    """Time the variants in turns, from a run's checkpoint or the recipe's networks."""
     use_compile_cache()
     text = "Time the stages of a training step with and without speculation."
     config, args = parse_run_and(CompareArgs, argv, "python -m launch.compare", text, COMPARE, steps=20, profile_step=0)
     config = join_hosts(config)
     if not config.draft.proposes:
         raise ConfigError("draft.kind = none: there is nothing to compare with autoregressive decoding")
-    if args.plots is not None:
-        load_pyplot()
-        make_directory("plots", args.plots)
     args, config, files = with_step(args), with_commits(config, args.checkpoint), {"json": args.json}
     with StopSignals(console.print) as signals, unfinished_beside(files, signals, config, args) as unfinished:
         config = replace(config, rollout=args.rollout(config.rollout))
@@ -48,7 +43,7 @@ def main(argv: list[str]) -> int:
 
 
 def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -> dict[str, object]:
-    """Time the variants and train two of them if asked, print both, and return the results for the JSON file."""
+    """Time the variants, print them, and return the results for the JSON file."""
     asynchronous, experiment = experiment, synchronous(experiment)
     config, costs = experiment.config, round_costs(experiment, unfinished) if args.automatic else None
     params = trained_networks(experiment, args.checkpoint, args.checkpoint_step, console, unfinished)
@@ -66,11 +61,7 @@ def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -
         reports = time_variants(variants, config, config.steps, unfinished, console, keep)
         if drafting is not None:
             console.print(f"automatic:\n{explain_choice(experiment.phases, args.lengths, drafting)}")
-        results |= compare_overlap(asynchronous, variants, reports, console, unfinished)
-        if args.train_steps:
-            training = compare_training(experiment, variants, args.train_steps, args.plots, console, unfinished)
-            results["training"] = training
-    return results
+        return results | compare_overlap(asynchronous, variants, reports, console, unfinished)
 
 
 if __name__ == "__main__":

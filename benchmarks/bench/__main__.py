@@ -8,10 +8,9 @@ from benchmarks.bench.options import SECTIONS, BenchArgs
 from benchmarks.bench.plots import save_plots
 from benchmarks.bench.presets import find_preset
 from benchmarks.bench.report import Results
+from benchmarks.plotting import load_pyplot, make_directory
 from launch.cli.errors import as_config_error
 from launch.cli.options import parse, run_program
-from launch.cli.paths import make_directory
-from launch.cli.pyplot import load_pyplot
 
 
 def main(argv: list[str]) -> int:

@@ -29,18 +29,6 @@ def check_writable(option: str, path: str | None) -> None:
         raise ConfigError(f"{option} = {path}: cannot be written")
 
 
-def make_directory(option: str, path: str) -> None:
-    """Create the directory and its parents. Raise ConfigError if that fails or it is not writable."""
-    try:
-        Path(path).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{option} = {path}: must be a directory that exists or can be created ({error.strerror})"
-        ) from error
-    if not os.access(path, os.W_OK):
-        raise ConfigError(f"{option} = {path}: cannot be written")
-
-
 def new_output_directory(config: RunConfig, *, goes_on: bool = False) -> Path:
     """Return the directory named by `--out`, without creating it.
 

@@ -141,7 +141,7 @@ def compare_overlap(
     runs = {
         f"{kind}, {name}": lambda turn, timer=timer: timer(first(turn + 1)) for (kind, name), timer in timers.items()
     }
-    turns = timed_turns(unfinished.phase("steps that overlap", -(-steps // BLOCK), "turns"), runs)
+    turns = timed_turns(unfinished.phase("steps that overlap", -(-steps // BLOCK), "turns", kept=False), runs)
     devices = {SYNCHRONOUS: experiment.mesh.size, f"lag {lag}": experiment.mesh.size + experiment.rollout_mesh.size}
     found = dict[str, dict[str, OverlapReport]]()
     for kind, name in timers:

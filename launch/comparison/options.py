@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from configs.schema import RolloutOptions
 from launch.cli.paths import check_checkpoint, check_writable
 from specjax.checkpoint import Which
-from specjax.options import DraftLength, NonNegative, Options
+from specjax.options import DraftLength, Options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,8 +19,6 @@ class CompareArgs(Options):
         automatic:       Also time automatic choice of the draft length. False: no rounds are measured, which saves a
                          program for each draft length.
         json:            File for the results.
-        train_steps:     Number of steps to train with and without drafting. 0: do not train.
-        plots:           Directory for the reward curves; needs matplotlib.
     """
 
     draft_lengths: tuple[DraftLength, ...] = (0, 3, 5, 7)
@@ -28,19 +26,13 @@ class CompareArgs(Options):
     checkpoint_step: Which = "newest"
     automatic: bool = True
     json: str | None = None
-    train_steps: NonNegative = 0
-    plots: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not any(self.draft_lengths):
             raise ValueError(f"draft_lengths = {self.draft_lengths}: at least one must be above 0")
-        if self.train_steps and not self.automatic:
-            raise ValueError("automatic = False: must be True with train_steps, which trains that variant")
         check_writable("json", self.json)
         check_checkpoint(self.checkpoint, self.checkpoint_step)
-        if self.plots is not None and not self.train_steps:
-            raise ValueError(f"plots = {self.plots}: needs train_steps above 0, because the curves show these steps")
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -101,7 +101,7 @@ def time_variants(
     """
     # Each variant has already taken step 0.
     runs = {name: lambda turn, run=variant.time_step: run(turn + 1) for name, variant in variants.items()}
-    phase = unfinished.phase("timed steps", steps, f"steps of {len(variants)} variants")
+    phase = unfinished.phase("timed steps", steps, f"steps of {len(variants)} variants", kept=False)
     turns, lengths, max_every = list[Record](), config.rollout.lengths, config.draft_training.max_every
 
     def report() -> dict[str, VariantReport]:

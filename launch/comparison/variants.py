@@ -1,8 +1,7 @@
 """Variants of a step to compare: without a draft, at each fixed draft length, and at the automatically chosen one."""
 
-import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -95,18 +94,6 @@ class Variant:
         step_s = time.perf_counter() - start
         self.start = replace(self.start, adaptation=state.adaptation)
         return StepTime({"data": data_s} | seconds, step_s, processes.fetch(prompts.id), rollout, metrics)
-
-    def train(self, state: TrainState, first: int, steps: int) -> Iterator[tuple[TrainState, StepTime]]:
-        """Train from `state` on the run's batches `first` .. `steps` - 1. Yield (state after the step, step).
-
-        Each step donates the state before it and chooses its own draft lengths. Its rollout is on the host; its time
-        excludes loading data.
-        """
-        for prompts in itertools.islice(self._experiment.train_batches(), first, steps):
-            (state, rollout, metrics), seconds = self.step(state, prompts)
-            # Routes are the largest array of a rollout, and are not used here.
-            ids, rollout = processes.fetch((prompts.id, replace(rollout, routes=None)))
-            yield state, StepTime(seconds, sum(seconds.values()), ids, rollout, metrics)
 
     def _put(self, value: np.ndarray | np.int32) -> jax.Array:
         return processes.place(value, self._replicated)

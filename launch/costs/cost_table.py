@@ -130,7 +130,7 @@ class CellTimer:
     def _measure(self, prepared: Params, step: int, unfinished: Unfinished) -> list[Cell]:
         timed = self._timer.start(prepared)
         runs = {f"{k} at {rows}": lambda _, run=run: run() for (rows, k), run in timed.items()}
-        turns = timed_turns(unfinished.phase("costs of rounds", REPEATS, "turns", quiet=True), runs)
+        turns = timed_turns(unfinished.phase("costs of rounds", REPEATS, "turns", kept=False, quiet=True), runs)
         # Take the minimum: interference from other processes only adds time.
         seconds = (min(turn[name] for turn in turns) for name in runs)
         return [Cell(*rows, k, least, step) for (rows, k), least in zip(timed, seconds, strict=True)]

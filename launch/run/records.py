@@ -1,4 +1,4 @@
-"""What a run has recorded in its directory: its options, metrics, samples and events."""
+"""Read what a run has recorded in its directory: options, metrics, samples and events."""
 
 import dataclasses
 import json
