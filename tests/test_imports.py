@@ -37,7 +37,7 @@ ROOMS = {
         ("checkpoints",),
         ("hf",),
     ),
-    "configs": (("override",), ("schema",), ("algorithms",)),
+    "configs": (("override",), ("schema",), ("algorithms", "qwen3_math"), ("qwen3_30b_a3b",)),
     "launch": (
         ("cli", "timing"),
         ("data",),
