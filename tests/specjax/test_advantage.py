@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from specjax.train.advantage import AdvantageConfig, group_advantages, token_advantages, zero_variance
-from tests.refusals import refuses
 
 NAMED = {
     "GRPO": AdvantageConfig(),
@@ -71,33 +70,29 @@ def test_a_group_of_equal_rewards_has_a_small_advantage_or_none(config: Advantag
     assert (got[:3] > 0).all() if config.baseline == "batch" else not got[:3].any()
 
 
-def test_the_mean_of_the_batch_over_the_deviation_of_a_group_is_refused() -> None:
-    with refuses("scale = group:"):
-        AdvantageConfig(baseline="batch")
-
-
-def test_small_differences_in_reward_give_an_advantage() -> None:
-    reward = np.array([1.0, 1.0, 1.0, 1.001], np.float32)
-    expected = as_the_papers_have_it("GRPO", [reward.astype(np.float64)])
-    np.testing.assert_allclose(group_advantages(jnp.array(reward), 4), expected, rtol=0.01)
-    assert not zero_variance(jnp.array(reward), 4).any()
-
-
-@pytest.mark.parametrize("group", [[np.nan, np.nan, np.nan], [np.nan, 2.0, np.nan]])
-def test_groups_with_fewer_than_two_scores_give_no_advantage(group: list[float]) -> None:
-    reward = jnp.array(group, jnp.float32)
-    np.testing.assert_array_equal(group_advantages(reward, 3), np.zeros(3))
-    np.testing.assert_array_equal(zero_variance(reward, 3), [True])
-
-
-def test_groups_are_consecutive_and_independent() -> None:
-    reward = jnp.array([0.0, 1.0, 5.0, 5.0, 2.0, 8.0])
-    np.testing.assert_allclose(group_advantages(reward, 2), [-1, 1, 0, 0, -1, 1], atol=1e-5)
-    np.testing.assert_array_equal(zero_variance(reward, 2), [False, True, False])
+@pytest.mark.parametrize(
+    "reward, group, expected, equal",
+    [
+        # Groups are consecutive and independent.
+        ([0.0, 1.0, 5.0, 5.0, 2.0, 8.0], 2, [-1, 1, 0, 0, -1, 1], [False, True, False]),
+        # Fewer than two scores give no advantage, small differences do.
+        ([np.nan, np.nan, np.nan, np.nan, 2.0, np.nan], 3, [0] * 6, [True, True]),
+        ([1.0, 1.0, 1.0, 1.001], 4, [-(3**-0.5)] * 3 + [3**0.5], [False]),
+    ],
+)
+def test_advantages_of_groups(reward: list[float], group: int, expected: list[float], equal: list[bool]) -> None:
+    given = jnp.array(reward, jnp.float32)
+    np.testing.assert_allclose(group_advantages(given, group), expected, rtol=0.01, atol=1e-5)
+    np.testing.assert_array_equal(zero_variance(given, group), equal)
 
 
 def test_tokens_have_the_returns_of_later_tokens() -> None:
-    """Compare with REINFORCE++ in float64. Samples without a score and tokens outside completions do not count."""
+    """Compare with REINFORCE++ in float64. Samples without a score and tokens outside completions do not count.
+
+    Equal returns give no advantage.
+    """
+    every = jnp.ones((3, 4), bool)
+    assert not token_advantages(jnp.full(3, 10.1), jnp.zeros((3, 4)), every).any()
     rng = np.random.default_rng(3)
     reward, cost = rng.normal(size=5), rng.normal(0.0, 0.3, (5, 9))
     reward[[1, 3]] = np.nan, np.inf
@@ -113,8 +108,3 @@ def test_tokens_have_the_returns_of_later_tokens() -> None:
         expected[at] = (value - each.mean()) / each.std()
     got = token_advantages(jnp.array(reward, jnp.float32), jnp.array(cost, jnp.float32), jnp.array(completion))
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_equal_returns_of_tokens_give_no_advantage() -> None:
-    every = jnp.ones((3, 4), bool)
-    np.testing.assert_array_equal(token_advantages(jnp.full(3, 10.1), jnp.zeros((3, 4)), every), np.zeros((3, 4)))

@@ -57,25 +57,23 @@ def assert_same(found: PyTree, expected: PyTree) -> None:
 
 @pytest.mark.parametrize("with_draft, with_reference", [(True, False), (False, True)])
 def test_round_trip(tmp_path: Path, with_draft: bool, with_reference: bool):
+    """The state may be donated at once. The policy can be restored with any draft."""
     state = make_state(with_draft=with_draft, with_reference=with_reference)
+    wipe = jax.jit(lambda state: jax.tree.map(jnp.zeros_like, state), donate_argnums=0)
     with Checkpointer(tmp_path, keep=2) as saves:
-        saves.save(3, state, DATA, EXTRA)
+        donated = make_state(with_draft=with_draft, with_reference=with_reference)
+        saves.save(3, donated, DATA, EXTRA)
+        jax.block_until_ready(wipe(donated))
     with Checkpointer(tmp_path) as saves:
         checkpoint = saves.restore(abstract(state))
         params, extra = saves.restore_params(abstract(state).params)
+        assert_same(saves.restore_policy(abstract(state).params.policy), state.params.policy)
+        with refuses("params.policy."):
+            saves.restore_policy(abstract(state).params.policy | {"more": abstract(state).step})
     assert extra == EXTRA
     assert (checkpoint.step, checkpoint.data, checkpoint.extra) == (3, DATA, EXTRA)
     assert_same(checkpoint.state, state)
     assert_same(params, state.params)
-
-
-def test_the_policy_can_be_restored_with_any_draft(tmp_path: Path):
-    state = make_state()
-    with Checkpointer(tmp_path, keep=1) as saves:
-        saves.save(1, state, DATA, EXTRA)
-        assert_same(saves.restore_policy(abstract(state).params.policy), state.params.policy)
-        with refuses("params.policy."):
-            saves.restore_policy(abstract(state).params.policy | {"more": abstract(state).step})
 
 
 def test_onto_another_mesh(tmp_path: Path):
@@ -86,10 +84,15 @@ def test_onto_another_mesh(tmp_path: Path):
             rollout=RolloutConfig(group_size=2, max_new_tokens=3, draft_lengths=(0, 2)),
             draft_training=DraftTrainingConfig(replay=2),
         )
-        params = replace(make_state(mesh).params, memory=jax.device_put(np.ones((3, 2, 3), np.int32), whole(mesh)))
+        memory = jax.device_put(np.ones((3, 2, 3), np.int32), NamedSharding(make_mesh(mesh), P()))
+        params = replace(make_state(mesh).params, memory=memory)
         state = init_train_state(params, config, make_mesh(mesh), True, np.ones((1, 2), np.float32), (4, 5))
         assert state.adaptation is not None
-        rows = jax.tree.map(lambda x: jax.device_put(numbered(x), x.sharding), state.adaptation.replay)
+
+        def numbered(x: jax.Array) -> jax.Array:
+            return jax.device_put(np.arange(x.size, dtype=x.dtype).reshape(x.shape), x.sharding)
+
+        rows = jax.tree.map(numbered, state.adaptation.replay)
         return replace(state, adaptation=replace(state.adaptation, replay=rows))
 
     with Checkpointer(tmp_path, keep=1) as saves:
@@ -97,14 +100,6 @@ def test_onto_another_mesh(tmp_path: Path):
         for shape in ((1, 4, 1), (8, 1, 1), (1, 1, 1)):
             other = full(MeshConfig(*shape))
             assert_same(saves.restore(abstract(other)).state, other)
-
-
-def whole(mesh: MeshConfig) -> NamedSharding:
-    return NamedSharding(make_mesh(mesh), P())
-
-
-def numbered(x: jax.Array) -> np.ndarray:
-    return np.arange(x.size, dtype=x.dtype).reshape(x.shape)
 
 
 @pytest.fixture(scope="module")
@@ -123,24 +118,21 @@ def test_damage_to_any_file_is_detected(two_saves: Path, tmp_path: Path, how: st
     files = [path for path in files if path.name not in ("commit_success.txt", "_CHECKPOINT_METADATA")]
     assert len(files) > 10
     for number, file in enumerate(files):
-        copy, size = shutil.copytree(two_saves, tmp_path / str(number)), (two_saves / file).stat().st_size
-        if how == "deleted":
-            (copy / file).unlink()
-        else:
-            held = (copy / file).read_bytes()
-            damaged = {"cut": held[:-1], "emptied": b"", "changed": held[:-1] + bytes([held[-1] ^ 1])}
-            (copy / file).write_bytes(damaged[how])
-        said = {
-            "deleted": "is missing",
-            "cut": f"{size - 1} bytes...{size}",
-            "emptied": f"0 bytes...{size}",
-            "changed": "checksum",
-        }
+        copy, held = shutil.copytree(two_saves, tmp_path / str(number)), (two_saves / file).read_bytes()
+        damaged, said = {
+            "deleted": (None, "is missing"),
+            "cut": (held[:-1], f"{len(held) - 1} bytes...{len(held)}"),
+            "emptied": (b"", f"0 bytes...{len(held)}"),
+            "changed": (held[:-1] + bytes([held[-1] ^ 1]), "checksum"),
+        }[how]
+        (copy / file).unlink()
+        if damaged is not None:
+            (copy / file).write_bytes(damaged)
         name = file.relative_to("2").as_posix()
-        with refuses(f"{copy}/2...{name}...{'unreadable' if name == MANIFEST else said[how]}", DamagedSave):
+        with refuses(f"{copy}/2...{name}...{'unreadable' if name == MANIFEST else said}", DamagedSave):
             check_manifest(copy / "2")
-        (said,) = set_damaged_aside(copy)
-        assert "2.damaged" in said and saved_steps(copy) == [1]
+        (note,) = set_damaged_aside(copy)
+        assert "2.damaged" in note and saved_steps(copy) == [1]
         assert set_damaged_aside(copy) == []
     # The step is saved again, and may be damaged again.
     state = make_state()
@@ -237,39 +229,20 @@ def test_the_best_checkpoint_is_never_deleted(tmp_path: Path):
     assert saved_steps(tmp_path) == [8]
 
 
-def test_a_state_may_be_donated_at_once(tmp_path: Path):
-    state = make_state()
-    expected = jax.device_get(state.params)
-    wipe = jax.jit(lambda state: jax.tree.map(jnp.zeros_like, state), donate_argnums=0)
-    with Checkpointer(tmp_path, keep=1) as saves:
-        layout = abstract(state)
-        saves.save(1, state, DATA, EXTRA)
-        jax.block_until_ready(wipe(state))
-    with Checkpointer(tmp_path) as saves:
-        found = saves.restore(layout).state.params
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
-def other_arrays(state: TrainState) -> dict[str, TrainState]:
-    """Return states that a save of `state` does not match, by the expected message."""
+def test_other_arrays_are_refused(two_saves: Path, tmp_path: Path):
+    with Checkpointer(tmp_path) as saves, refuses(f"{tmp_path}: "):
+        saves.restore_params(abstract(make_state()).params)
+    state = abstract(make_state())
     wide = replace(state.params, draft={"kernel": abstract(weights(MESH, (8, 16)))})
     half = replace(state.params, policy=jax.tree.map(lambda x: x.update(dtype=jnp.bfloat16), state.params.policy))
-    return {
-        "params.draft.kernel...float32[8, 8]...float32[8, 16]": replace(state, params=wide),
-        "params.policy.layer.kernel...float32[8, 8]...bfloat16[8, 8]": replace(state, params=half),
-        "reference.layer.kernel": replace(state, reference=state.params.policy),
-    }
-
-
-def test_other_arrays_are_refused(tmp_path: Path):
-    state = make_state()
-    with Checkpointer(tmp_path, keep=1) as saves:
-        with refuses(f"{tmp_path}: "):
-            saves.restore_params(abstract(state).params)
-        saves.save(1, state, DATA, EXTRA)
-        for said, other in other_arrays(abstract(state)).items():
-            with refuses(f"{tmp_path}/1: {said}"):
-                saves.restore(other)
+    with Checkpointer(two_saves) as saves:
+        for other, said in (
+            (dict(params=wide), "params.draft.kernel...float32[8, 8]...float32[8, 16]"),
+            (dict(params=half), "params.policy.layer.kernel...float32[8, 8]...bfloat16[8, 8]"),
+            (dict(reference=state.params.policy), "reference.layer.kernel"),
+        ):
+            with refuses(f"{two_saves}/2: {said}"):
+                saves.restore(replace(state, **other))
 
 
 KILLED = """

@@ -116,22 +116,25 @@ def test_unmeasured_lengths_are_expected_to_reach_the_same_fraction():
     np.testing.assert_allclose(batch_gain(nothing, (0, 1, 3))[0], [1, 1.3, 1], rtol=2e-3)
 
 
+def choices(steps: int, seconds: float, predicted: float | None, right: int = 0, **counts: jax.Array) -> list[int]:
+    """Return what is chosen in each step, of draft lengths 0 and 1, if rounds of length 1 take `seconds`.
+
+    right: tenths of the drafts that are accepted. counts: further statistics of the rollouts.
+    """
+    state, chosen, trips = init_drafting((0, 1), np.array([[1.0, seconds]], np.float32)), [], jnp.full((1, 1), 50)
+    for _ in range(steps):
+        index = int(choose(state, (0, 1))[0])
+        chosen.append(index)
+        drafted = jnp.full((8, 1), 50 * index)
+        counts |= dict(drafted=drafted, accepted=drafted * right // 10, plain_rounds=trips * (10 + right * index) // 10)
+        seen = rollout(loop_rounds=trips, draft_length=0 * trips + index, **counts)
+        state = update_drafting(state, seen, None if predicted is None else jnp.float32(predicted), (0, 1))
+    return chosen
+
+
 def test_a_length_that_lost_is_not_soon_tried_again():
     """A draft that costs a quarter more is given up, because its predicted gain never materialises."""
-    lengths, none, chosen = (0, 1), jnp.zeros((8, 1), jnp.int32), []
-    state = init_drafting(lengths, np.array([[1.0, 1.25]], np.float32))
-    for _ in range(60):
-        index = int(choose(state, lengths)[0])
-        chosen.append(index)
-        trips = jnp.full((1, 1), 50)
-        seen = rollout(
-            drafted=none + 50 * index,
-            accepted=none,
-            loop_rounds=trips,
-            draft_length=trips // 50 * index,
-            plain_rounds=trips,
-        )
-        state = update_drafting(state, seen, jnp.float32(0.5), lengths)
+    chosen = choices(60, 1.25, 0.5)
     assert chosen[:2] == [0, 1] and 15 < chosen.index(1, 2) < 30
 
 
@@ -196,17 +199,5 @@ def test_hindsight_replaces_a_missing_prediction():
 @pytest.mark.parametrize("right, expected", [(0, [0] * 30), (9, [0] + [1] * 29)])
 def test_a_lookup_is_used_only_if_hindsight_says_that_it_pays(right: int, expected: list[int]):
     """With only 10 tokens, a batch gains as much as its mean row."""
-    lengths, chosen = (0, 1), []
-    state, counts = init_drafting(lengths, np.array([[1.0, 1.5]], np.float32)), jnp.array([[[500], [50 * right]]])
-    for _ in range(30):
-        index = int(choose(state, lengths)[0])
-        chosen.append(index)
-        trips = jnp.full((1, 1), 50)
-        gained = trips * (10 + right * index) // 10
-        state = update_drafting(
-            state,
-            rollout(lookup_counts=counts, loop_rounds=trips, draft_length=0 * trips + index, plain_rounds=gained),
-            None,
-            lengths,
-        )
-    assert chosen == expected
+    hindsight = jnp.array([[[500], [50 * right]]])
+    assert choices(30, 1.5, None, right, lookup_counts=hindsight) == expected

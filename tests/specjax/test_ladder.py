@@ -1,48 +1,48 @@
-"""Windows follow from lengths, rows stay on their shard, and losses and gradients do not change."""
+"""Rows in windows and logits in chunks: losses and gradients do not change, and programs hold no more than needed."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from models.decoder import init_decoder, make_policy
+from models.drafts.eagle3 import init_eagle3, make_eagle3
+from models.drafts.mtp import init_mtp, make_mtp, mtp_config
+from models.params import init_params
+from specjax.chunks import by_position
+from specjax.drafters import Drafter, ModelDrafter, NGramDrafter
+from specjax.log_probs import teacher_forced
 from specjax.parallel.mesh import BATCH_AXES, batch_shards
 from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.testing.hlo import Program, collectives
 from specjax.train.batch import TrainBatch, split
-from specjax.train.config import TrainConfig
 from specjax.train.gradients import LossContext, accumulate, log_probs_of
 from specjax.train.ladder import in_window, rung, sort_rows, windows
 from specjax.train.loss import LossConfig
 from specjax.train.loss_sums import Sums
 from specjax.train.train_step import make_train_step
-from specjax.types import Params, Policy, PolicyOutput, Prompts, Rollout
-from tests.refusals import refuses
-from tests.specjax.training import (
-    BUDGET,
-    CONFIG,
-    GROUP,
-    VOCAB,
-    count_fives,
-    make_prompts,
-    mesh_of,
-    networks,
-    params_on,
-    relative_gap,
-    state_on,
-    traced_once,
-)
+from specjax.types import Params, Policy, PolicyOutput, Prompts, PyTree, Rollout
+from tests.specjax import training
+from tests.specjax.training import BUDGET, CONFIG, DECODER, GROUP, count_fives, make_prompts, mesh_of, relative_gap
 
-ROWS, LENGTH, LADDER = 32, 24, (3, 22)
+# No other dimension equals VOCAB or DRAFT_VOCAB, and no window is a multiple of the chunk.
+ROWS, LENGTH, LADDER, VOCAB, DRAFT_VOCAB, CHUNK = 32, 24, (3, 22), 38, 34, 5
 FAILED, EMPTY = 17, 9
 LAW = SamplingLaw(temperature=0.7)
-LOSS = LossConfig(kl_coefficient=0.3)
-POLICY, DRAFTER = networks(unroll=2)
+LOSS = LossConfig(importance_cap=1.5, kl_coefficient=0.3)
+SHAPE = replace(DECODER, vocab_size=VOCAB, num_layers=1, feature_layers=(0,))
+HEAD = replace(training.HEAD, vocab_size=VOCAB, draft_vocab_size=DRAFT_VOCAB, feature_size=16)
+POLICY = make_policy(SHAPE)
+IDS = np.sort(np.random.default_rng(0).permutation(VOCAB)[:DRAFT_VOCAB]).astype(np.int32)
+DRAFTER = make_eagle3(HEAD, POLICY, IDS, unroll=2)
 ONE = mesh_of(1, 1, 1)
 
 Gradients = tuple[Params, Sums]
@@ -74,42 +74,67 @@ def lengths_of(batch: TrainBatch) -> np.ndarray:
     return np.array([max(np.flatnonzero(row), default=-1) + 1 for row in np.asarray(batch.completion)])
 
 
-def program(mesh: Mesh, microbatches: int, ladder: tuple[int, ...]):
-    """Return reference log-probs and both gradients of the batch, and the text of the program."""
-    context = LossContext(POLICY, DRAFTER, LAW, LOSS, microbatches=microbatches, ladder=ladder)
+def program(chunk: int, ladder: tuple[int, ...], parts: int, *shape: int) -> tuple[Gradients, str]:
+    """Return both gradients of the batch and its sums, with log-probs of another policy, and the program's text."""
+    mesh = mesh_of(*shape)
+    context = LossContext(POLICY, DRAFTER, LAW, LOSS, microbatches=parts, ladder=ladder, logit_chunk=chunk)
 
     def run(params: Params, batch: TrainBatch) -> Gradients:
         if ladder:
-            batch = sort_rows(batch, mesh, microbatches)
+            batch = sort_rows(batch, mesh, parts)
         frozen = jax.tree.map(lambda x: x * jnp.asarray(1.1, x.dtype), params.policy)
-        return accumulate(context, params, replace(batch, reference=log_probs_of(context, frozen, batch, mesh)))
+        reference = log_probs_of(replace(context, law=SamplingLaw()), frozen, batch, mesh)
+        return accumulate(context, params, replace(batch, reference=reference))
 
-    params = params_on(mesh)
+    inits = partial(init_decoder, SHAPE), partial(init_eagle3, HEAD)
+    params = Params(*(init_params(init, jax.random.key(i), mesh) for i, init in enumerate(inits)))
     batch = jax.device_put(long_tailed(), NamedSharding(mesh, P(BATCH_AXES)))
     with jax.set_mesh(mesh):
         compiled = jax.jit(run).lower(params, batch).compile()
-        return compiled(params, batch), compiled.as_text()
+        return compiled(params, batch), compiled.as_text() or ""
 
 
 @pytest.fixture(scope="module")
-def padded() -> Gradients:
-    return program(ONE, 1, ())[0]
+def whole() -> tuple[Gradients, str]:
+    return program(0, (), 2, 1)
+
+
+def largest_positions(text: str) -> int:
+    """Return the largest number of positions for which an array of the program holds one number per token."""
+    positions = [
+        int(np.prod(dims)) // size
+        for lines in Program(text).computations.values()
+        for line in lines
+        for dims in line.arrays
+        for size in (VOCAB, DRAFT_VOCAB)
+        if size in dims
+    ]
+    return max(positions)
 
 
 @pytest.mark.parametrize(
-    "shape, microbatches",
+    "chunk, ladder, parts, shape, close",
     [
-        ((1, 1, 1), 4),
-        pytest.param((1, 1, 1), 1, marks=pytest.mark.slow),
-        pytest.param((8, 1, 1), 2, marks=pytest.mark.slow),
-        pytest.param((2, 2, 2), 4, marks=pytest.mark.slow),
+        # Chunks change the order of summation in a weight's gradient.
+        (CHUNK, (), 2, (1, 1, 1), 1e-6),
+        (0, LADDER, 4, (1, 1, 1), 1e-5),
+        pytest.param(CHUNK, LADDER, 2, (1, 1, 1), 1e-6, marks=pytest.mark.slow),
+        pytest.param(0, LADDER, 2, (8, 1, 1), 1e-5, marks=pytest.mark.slow),
+        pytest.param(0, LADDER, 4, (2, 2, 2), 1e-5, marks=pytest.mark.slow),
+        # The vocabulary is split over the tensor axis.
+        pytest.param(CHUNK, (), 1, (2, 1, 2), 1e-5, marks=pytest.mark.slow),
     ],
 )
-def test_gradients_and_sums_are_those_of_padded_rows(shape, microbatches, padded) -> None:
-    (gradients, sums), text = program(mesh_of(*shape), microbatches, LADDER)
-    assert relative_gap(gradients.policy, padded[0].policy) < 1e-5
-    assert relative_gap(gradients.draft, padded[0].draft) < 1e-5
-    chex.assert_trees_all_close(sums, padded[1], rtol=1e-5)
+def test_gradients_and_sums_are_those_of_padded_rows_and_all_logits(chunk, ladder, parts, shape, close, whole) -> None:
+    """With chunks, the program holds no logits of whole rows."""
+    (gradients, sums), text = program(chunk, ladder, parts, *shape)
+    assert relative_gap(gradients.policy, whole[0][0].policy) < close
+    assert relative_gap(gradients.draft, whole[0][0].draft) < close
+    chex.assert_trees_all_close(sums, whole[0][1], rtol=1e-5, atol=1e-6)
+    if chunk and shape == (1, 1, 1):
+        # A weight has one number per token and feature.
+        assert largest_positions(text) <= max(ROWS // parts * CHUNK, SHAPE.hidden_size)
+        assert largest_positions(whole[1]) >= ROWS // parts * (LENGTH - 1)
     if shape == (8, 1, 1):
         # The program only sums over shards: it moves no row, loss or log-prob from one shard to another.
         lines = [line for lines in Program(text).computations.values() for line in lines]
@@ -165,15 +190,15 @@ def test_rows_and_their_arrays_are_cut_to_their_window() -> None:
     assert seen == [(width, (1,), width) for width in (7, 12, LENGTH)]
 
 
-def recording_policy(seen: list[int]) -> Policy:
+def recording_policy(policy: Policy, seen: list[int]) -> Policy:
     """Return the policy. Each forward without a cache appends its width to `seen` when it runs."""
 
     def apply(params, tokens, start, cache=None, logits_at=None) -> PolicyOutput:
         if cache is None:
             jax.debug.callback(lambda: seen.append(tokens.shape[1]))
-        return POLICY.apply(params, tokens, start, cache, logits_at)
+        return policy.apply(params, tokens, start, cache, logits_at)
 
-    return replace(POLICY, apply=apply)
+    return replace(policy, apply=apply)
 
 
 def fitting(prompts: Prompts, rollout: Rollout, ladder: tuple[int, ...], parts: int) -> list[int]:
@@ -186,9 +211,9 @@ def fitting(prompts: Prompts, rollout: Rollout, ladder: tuple[int, ...], parts: 
 @pytest.mark.slow
 def test_the_fused_step_runs_each_microbatch_at_its_window_and_is_traced_once() -> None:
     config, seen, chosen = replace(CONFIG, microbatches=4, loss=LOSS, ladder=(12, 22, 30)), [], []
-    rollout_fn = traced_once(speculative_rollout)
-    step = make_train_step(recording_policy(seen), DRAFTER, count_fives, config, ONE, rollout_fn)
-    state = state_on(ONE, config, with_reference=True)
+    (policy, drafter), rollout_fn = training.networks(unroll=2), training.traced_once(speculative_rollout)
+    step = make_train_step(recording_policy(policy, seen), drafter, count_fives, config, ONE, rollout_fn)
+    state = training.state_on(ONE, config, with_reference=True)
     ragged = make_prompts()
     for prompts in (ragged, replace(ragged, lengths=jnp.ones_like(ragged.lengths))):
         state, rollout, _ = jax.block_until_ready(step(state, prompts))
@@ -200,7 +225,39 @@ def test_the_fused_step_runs_each_microbatch_at_its_window_and_is_traced_once() 
     assert chosen[0] != chosen[1] and set(chosen[0] + chosen[1]) == {12, 22, 26}
 
 
-@pytest.mark.parametrize("ladder", [(2,), (0, 8), (-4,), (8, 4), (8, 8)])
-def test_bad_ladders_are_refused(ladder) -> None:
-    with refuses(f"ladder = {ladder}: "):
-        TrainConfig(ladder=ladder)
+SMALL = replace(SHAPE, hidden_size=8, feature_layers=())
+MTP = mtp_config(SHAPE, "mimo")
+OTHERS: dict[str, tuple[Drafter, Callable[[jax.Array], PyTree]]] = {
+    "mtp": (make_mtp(MTP, POLICY, unroll=2), partial(init_mtp, MTP)),
+    "model": (ModelDrafter(make_policy(SMALL), "hybrid"), partial(init_decoder, SMALL)),
+    "ngram": (NGramDrafter(VOCAB, 1, 2), lambda key: {}),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param("mtp", marks=pytest.mark.slow), "model", "ngram"])
+def test_other_drafts_by_chunks(name: str) -> None:
+    (drafter, init), batch = OTHERS[name], long_tailed()
+    policy, draft = (init_params(x, jax.random.key(2), ONE) for x in (partial(init_decoder, SHAPE), init))
+
+    @partial(jax.jit, static_argnums=1)
+    def run(draft: PyTree, chunk: int) -> tuple[PyTree, jax.Array]:
+        output = jax.lax.stop_gradient(teacher_forced(POLICY, policy, batch.tokens, chunk))
+
+        def loss(draft: PyTree) -> tuple[jax.Array, jax.Array]:
+            return drafter.loss(Params(policy, draft), batch.tokens, output, batch.completion, LAW)
+
+        return jax.grad(loss, has_aux=True)(draft)
+
+    (expected, overlap), (found, same) = (run(draft, chunk) for chunk in (0, CHUNK))
+    np.testing.assert_allclose(same, overlap, rtol=1e-5, atol=1e-6)
+    if draft:
+        assert relative_gap(found, expected) < 1e-6
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 3, 4, 7, 9])
+def test_any_chunk_reads_every_position_once(chunk: int) -> None:
+    x = jnp.arange(2 * 7 * 3, dtype=jnp.float32).reshape(2, 7, 3)
+    y = jnp.arange(14).reshape(2, 7)
+    doubled, rows = by_position(lambda x, y: (2 * x, y + 1), chunk, x, y)
+    np.testing.assert_array_equal(doubled, 2 * x)
+    np.testing.assert_array_equal(rows, y + 1)

@@ -5,16 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.train.loss import (
-    LossConfig,
-    LossInputs,
-    LossOutput,
-    kl_cost,
-    kl_estimate,
-    per_token_loss,
-    policy_loss,
-    token_weights,
-)
+from specjax.train.loss import LossConfig, LossInputs, LossOutput, kl_cost, per_token_loss, policy_loss, token_weights
 from tests.refusals import refuses
 
 ROWS, TOKENS = 6, 9
@@ -94,7 +85,7 @@ CONFIGS = [
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_loss_and_gradient_match_a_float64_reference(config: LossConfig) -> None:
-    """The reference gradient is computed by finite differences."""
+    """The reference gradient comes from finite differences. Without a penalty, it is 0 where the ratio is clipped."""
     case, step = Case(), 1e-6
     theta = jnp.array(case.theta, jnp.float32)
     np.testing.assert_allclose(case.loss(config), case.expected(config), rtol=1e-4, atol=1e-5)
@@ -105,9 +96,13 @@ def test_loss_and_gradient_match_a_float64_reference(config: LossConfig) -> None
         shift[at] = step
         rise = case.expected(config, case.theta + shift) - case.expected(config, case.theta - shift)
         expected[at] = rise.sum() / (2 * step)
-    np.testing.assert_allclose(
-        jax.grad(lambda theta: jnp.sum(case.loss(config, theta)))(theta), expected, rtol=1e-3, atol=1e-4
-    )
+    slope = jax.grad(lambda theta: jnp.sum(case.loss(config, theta)))(theta)
+    np.testing.assert_allclose(slope, expected, rtol=1e-3, atol=1e-4)
+    if config.surrogate == "clipped" and not config.kl_coefficient and config.importance != "icepop":
+        clipped = np.asarray(per_token_loss(policy_loss, case.inputs(), config).metrics["clip_fraction"])[case.mask]
+        assert 0 < clipped.mean() < 1
+        if config.ratio == "token":
+            np.testing.assert_array_equal(clipped, expected[case.mask] == 0)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -127,32 +122,6 @@ def test_a_token_whose_ratio_overflows_leaves_a_gradient(config: LossConfig, far
 
 
 @pytest.mark.parametrize(
-    ("ratio", "advantage", "objective", "slope"),
-    [
-        (1.1, 2.0, 2.2, 2.2),
-        (1.5, 2.0, 2.56, 0.0),
-        (0.5, 2.0, 1.0, 1.0),
-        (0.9, -2.0, -1.8, -1.8),
-        (0.5, -2.0, -1.6, 0.0),
-        (1.5, -2.0, -3.0, -3.0),
-    ],
-)
-def test_the_clip_stops_the_gradient_only_where_it_would_push_further(
-    ratio: float, advantage: float, objective: float, slope: float
-) -> None:
-    config = LossConfig(clip_low=0.2, clip_high=0.28, importance_cap=None)
-
-    def output(theta: jax.Array) -> LossOutput:
-        zero, mask = jnp.zeros((1, 1)), jnp.ones((1, 1), bool)
-        return policy_loss(LossInputs(theta, zero, zero, None, jnp.full((1, 1), advantage), mask), config)
-
-    theta = jnp.full((1, 1), jnp.log(ratio), jnp.float32)
-    np.testing.assert_allclose(output(theta).loss, [[-objective]], rtol=1e-5)
-    np.testing.assert_allclose(jax.grad(lambda t: output(t).loss[0, 0])(theta), [[-slope]], rtol=1e-5)
-    np.testing.assert_array_equal(output(theta).metrics["clip_fraction"], [[slope == 0]])
-
-
-@pytest.mark.parametrize(
     ("output", "message"),
     [
         (lambda x: LossOutput(jnp.sum(x), {}), "loss_fn: loss...()"),
@@ -163,18 +132,6 @@ def test_the_clip_stops_the_gradient_only_where_it_would_push_further(
 def test_a_loss_of_the_wrong_shape_or_with_a_taken_metric_name_is_refused(output, message: str) -> None:
     with refuses(message):
         per_token_loss(lambda inputs, _: output(inputs.theta), Case().inputs(), LossConfig())
-
-
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_kl_estimators_are_zero_at_the_reference_and_match_their_formulas(estimator) -> None:
-    log_p = jax.nn.log_softmax(jnp.array([0.3, -1.0, 2.0, 0.1]))
-    log_r = jax.nn.log_softmax(jnp.array([1.0, 0.0, 1.5, -0.4]))
-    estimate = kl_estimate(log_p, log_r, estimator)
-    np.testing.assert_array_equal(kl_estimate(log_p, log_p, estimator), np.zeros(4))
-    assert (estimate > 0).all() == (estimator != "k1")
-    if estimator != "k2":
-        kl = jnp.sum(jnp.exp(log_p) * (log_p - log_r))
-        np.testing.assert_allclose(jnp.sum(jnp.exp(log_p) * estimate), kl, rtol=1e-5)
 
 
 @pytest.mark.parametrize("aggregate", ["token", "sequence", "budget"])
@@ -192,15 +149,6 @@ def test_tokens_weigh_as_the_papers_average_them(aggregate) -> None:
     weights = token_weights(jnp.array(mask), aggregate, 20)
     np.testing.assert_allclose(np.sum(np.asarray(weights) * value), expected[aggregate], rtol=1e-5)
     assert not token_weights(jnp.zeros((2, 3), bool), aggregate, 20).any()
-
-
-def test_options_out_of_range_are_refused_by_name() -> None:
-    alone = dict(clip_low=-0.1, clip_high=-1.0, kl_coefficient=-1.0, importance_cap=0.0, importance_floor=-1.0)
-    options: list[dict] = [{name: value} for name, value in (*alone.items(), ("dual_clip", 1.0))]
-    options += [dict(dual_clip=3.0, surrogate="cispo"), dict(importance_cap=None, importance="icepop")]
-    for each in options:
-        with refuses("{} = {}: ".format(*next(iter(each.items())))):
-            LossConfig(**each)
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])

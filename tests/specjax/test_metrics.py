@@ -10,7 +10,7 @@ from specjax.train.metrics import reward_metrics, rollout_metrics, update_metric
 from specjax.train.updates import Report
 from specjax.types import Params, Reward, Rollout
 
-ROWS, BUDGET, DRAFT_LENGTH, SHARDS = 12, 20, 3, 4
+ROWS, BUDGET, DRAFT_LENGTH = 12, 20, 3
 
 
 def rollout_from_rounds() -> tuple[Rollout, list[list[tuple[int, int]]]]:

@@ -79,6 +79,16 @@ def test_every_sample_is_scored_once_and_its_score_comes_back_to_it(shape: tuple
     asked = np.concatenate([np.column_stack([ids, tokens]) for tokens, _, ids in score.calls])
     wanted = np.column_stack([np.repeat(np.asarray(prompts.id), GROUP), np.asarray(rollout.tokens)])
     np.testing.assert_array_equal(np.unique(asked, axis=0), np.unique(wanted, axis=0))
+    # A host reward scores finished rollouts in the same way, at once.
+    score = Recorder()
+    by_host = HostReward(score)(rollout, prompts)
+    np.testing.assert_array_equal(by_host.value, reward.value)
+    np.testing.assert_array_equal(by_host.correct, reward.correct)
+    assert [len(x) for call in score.calls for x in call] == [PROMPTS * GROUP] * 3
+    both = HostReward(lambda *arrays: (*score(*arrays), np.zeros((len(arrays[1]), 2), np.float32)), ("once", "twice"))
+    assert (both(rollout, prompts).parts or {}).keys() == {"once", "twice"}
+    failed = HostReward(lambda *_: 1 / 0)(rollout, prompts)  # pyright: ignore[reportArgumentType]
+    assert np.isnan(failed.value).all() and not np.any(failed.correct)
 
 
 def test_every_device_gets_the_same_scores() -> None:
@@ -121,11 +131,8 @@ def misshapen(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple
     return np.zeros(len(ids) + 1, np.float32), np.zeros(len(ids), np.float32)
 
 
-@pytest.mark.parametrize("score", [raises, misshapen])
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
-def test_a_broken_scorer_loses_only_its_samples_and_is_logged(
-    score: HostScore, shape: tuple[int, int, int], caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize(("score", "shape"), [(raises, (1, 1, 1)), (misshapen, (1, 1, 1)), (raises, (2, 2, 2))])
+def test_a_broken_scorer_loses_only_its_samples_and_is_logged(score, shape, caplog: pytest.LogCaptureFixture) -> None:
     reward, *_ = ask(score, mesh_of(*shape))
     assert np.isnan(reward.value).all() and not np.asarray(reward.correct).any()
     assert caplog.text.count("the scorer failed") == batch_shards(mesh_of(*shape))
@@ -136,18 +143,3 @@ def test_shards_may_ask_at_once_of_long_completions() -> None:
     reward, rollout, prompts = ask(score, mesh_of(8, 1, 1), budget=100_000)
     np.testing.assert_array_equal(reward.value, expected(rollout, prompts).astype(np.float32))
     assert score.most_inside > 1
-
-
-@pytest.mark.parametrize("shape", MESHES)
-def test_a_host_reward_scores_finished_rollouts_as_the_callback_does(shape: tuple[int, int, int]) -> None:
-    score = Recorder()
-    by_callback, rollout, prompts = ask(Recorder(), mesh_of(*shape))
-    reward = HostReward(score)(rollout, prompts)
-    np.testing.assert_array_equal(reward.value, by_callback.value)
-    np.testing.assert_array_equal(reward.correct, by_callback.correct)
-    (tokens, lengths, ids), *others = score.calls
-    assert not others and len(tokens) == len(lengths) == len(ids) == PROMPTS * GROUP
-    both = HostReward(lambda *arrays: (*score(*arrays), np.zeros((len(arrays[1]), 2), np.float32)), ("once", "twice"))
-    assert (both(rollout, prompts).parts or {}).keys() == {"once", "twice"}
-    failed = HostReward(lambda *_: 1 / 0)(rollout, prompts)  # pyright: ignore[reportArgumentType]
-    assert np.isnan(failed.value).all() and not np.any(failed.correct)

@@ -1,5 +1,3 @@
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +9,6 @@ from specjax.keys import Purpose, gumbels
 from specjax.sampling import SamplingLaw, _highest, full_log_probs, pick, process_logits, sample
 from specjax.testing.exact import reference_law
 from specjax.testing.hlo import Program
-from tests.refusals import refuses
 from tests.specjax.training import mesh_of
 
 LAWS = [
@@ -154,17 +151,3 @@ def test_on_cpu_noise_is_computed_before_the_argmax():
     noisy = {line.computation for line in lines if line.opcode == "log-plus-one"}
     searching = {line.computation for line in lines if line.opcode == "reduce" and len(line.arrays) > 1}
     assert noisy and searching and not noisy & searching
-
-
-@pytest.mark.parametrize(
-    "field, value", [("temperature", -0.1), ("top_k", 0), ("top_p", 0.0), ("top_p", 1.1), ("min_p", 2.0)]
-)
-def test_options_outside_their_range_are_named(field: str, value: float):
-    with refuses(f"{field} = {value}"):
-        SamplingLaw(**{field: value})
-
-
-def test_truncates_is_true_for_laws_that_cut_tokens():
-    assert not SamplingLaw(temperature=0.3).truncates
-    for cut in ({"temperature": 0.0}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}):
-        assert dataclasses.replace(SamplingLaw(), **cut).truncates

@@ -1,11 +1,17 @@
-"""The step as two programs around a host scorer, compared with the fused step."""
+"""The step as two programs around a host scorer, and stage by stage, compared with the fused step.
+
+test_meshes.py checks that timed stages give the results of the fused step.
+"""
 
 import time
 from dataclasses import replace
+from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 
 from specjax.rewards import HostReward, host_reward
 from specjax.rollout.generate import place
@@ -13,21 +19,12 @@ from specjax.rollout.speculative import speculative_rollout
 from specjax.train.config import TrainConfig
 from specjax.train.selection import SelectionConfig
 from specjax.train.stages import Stages
-from specjax.train.timed_step import StagedStep
-from specjax.train.train_step import make_train_step
-from tests.specjax.training import (
-    CONFIG,
-    host_copy,
-    last_gradients,
-    make_prompts,
-    mesh_of,
-    networks,
-    relative_gap,
-    state_on,
-    traced_once,
-)
+from specjax.train.timed_step import Clock, StagedStep
+from specjax.train.train_step import TrainStep, make_train_step
+from tests.specjax import training
+from tests.specjax.training import CONFIG, host_copy, last_gradients, make_prompts, mesh_of, relative_gap, state_on
 
-POLICY, DRAFTER = networks()
+POLICY, DRAFTER = training.networks()
 SELECTED = replace(CONFIG, selection=SelectionConfig(groups=len(make_prompts().lengths) // 2))
 
 
@@ -36,32 +33,48 @@ def count_fives(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tup
     return counts.astype(np.float32), (counts > 0).astype(np.float32)
 
 
+def slow(*arrays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    time.sleep(0.2)
+    return count_fives(*arrays)
+
+
+@cache
+def split_on(shape: tuple[int, int, int], config: TrainConfig) -> TrainStep:
+    """Return a step that fails if its rollout is traced twice."""
+    rollout_fn = training.traced_once(speculative_rollout)
+    return make_train_step(POLICY, DRAFTER, HostReward(count_fives), config, mesh_of(*shape), rollout_fn)
+
+
 @pytest.mark.parametrize(
     ("shape", "config"),
     [pytest.param((1, 1, 1), CONFIG, id="one"), pytest.param((2, 2, 2), SELECTED, id="mesh", marks=pytest.mark.slow)],
 )
-def test_two_programs_take_the_step_of_one(shape: tuple[int, int, int], config: TrainConfig) -> None:
-    """Take three steps. Programs are traced once, tokens are equal, gradients are equal up to rounding."""
+def test_split_and_staged_steps_take_the_step_of_one_program(shape: tuple[int, int, int], config: TrainConfig) -> None:
+    """Take three steps. Programs are traced once, tokens are equal, gradients are equal up to rounding.
+
+    The stages, on one device only, count the scorer's time as that of the reward.
+    """
     mesh = mesh_of(*shape)
     fused = make_train_step(POLICY, DRAFTER, host_reward(count_fives, mesh), config, mesh)
-    split = make_train_step(POLICY, DRAFTER, HostReward(count_fives), config, mesh, traced_once(speculative_rollout))
-    states = state_on(mesh), state_on(mesh)
+    stages = StagedStep(Stages(POLICY, DRAFTER, HostReward(slow), config, mesh))
+    one, two, three = (state_on(mesh) for _ in range(3))
     for _ in range(3):
-        (one, rollout, metrics), (two, other, others) = (
-            fused(states[0], make_prompts()),
-            split(states[1], make_prompts()),
-        )
-        np.testing.assert_array_equal(rollout.tokens, other.tokens)
-        np.testing.assert_array_equal(rollout.reward.value, other.reward.value)
+        one, rollout, metrics = fused(one, make_prompts())
+        two, other, others = split_on(shape, config)(two, make_prompts())
         assert metrics.keys() == others.keys()
-        gradients = last_gradients(host_copy(one)), last_gradients(host_copy(two))
-        assert relative_gap(*gradients) < 1e-6
-        states = one, two
+        found = [(two, other)]
+        if shape == (1, 1, 1):
+            (three, third, _), seconds = stages(three, make_prompts())
+            assert seconds["reward"] >= 0.2
+            found += [(three, third)]
+        for state, again in found:
+            np.testing.assert_array_equal(rollout.tokens, again.tokens)
+            np.testing.assert_array_equal(rollout.reward.value, again.reward.value)
+            assert relative_gap(last_gradients(host_copy(one)), last_gradients(host_copy(state))) < 1e-6
 
 
 def test_no_program_holds_a_callback_and_the_state_is_donated() -> None:
-    mesh = mesh_of(1, 1, 1)
-    step = make_train_step(POLICY, DRAFTER, HostReward(count_fives), CONFIG, mesh)
+    mesh, step = mesh_of(1, 1, 1), split_on((1, 1, 1), CONFIG)
     state, prompts = state_on(mesh), place(make_prompts(), mesh)
     rollout = step.generate(state, prompts)
     assert not any(x.is_deleted() for x in jax.tree.leaves(state))
@@ -74,17 +87,17 @@ def test_no_program_holds_a_callback_and_the_state_is_donated() -> None:
             assert "callback" not in program.lower(*arguments[: 2 if name == "generate" else 4]).as_text()
 
 
-def test_a_staged_step_counts_the_scorer_as_reward() -> None:
-    def slow(*arrays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        time.sleep(0.2)
-        return count_fives(*arrays)
+@pytest.mark.parametrize(("pure", "ran"), [(False, [1, 2]), (True, [2, 3])])
+def test_a_pure_program_is_run_once_more_the_first_time(pure: bool, ran: list[int]) -> None:
+    runs = []
 
-    mesh = mesh_of(1, 1, 1)
-    staged = StagedStep(Stages(POLICY, DRAFTER, HostReward(slow), CONFIG, mesh))
-    (state, rollout, _), _ = staged(state_on(mesh), make_prompts())
-    split = make_train_step(POLICY, DRAFTER, HostReward(count_fives), CONFIG, mesh)
-    expected, other, _ = split(state_on(mesh), make_prompts())
-    np.testing.assert_array_equal(rollout.tokens, other.tokens)
-    assert relative_gap(last_gradients(host_copy(state)), last_gradients(host_copy(expected))) < 1e-6
-    _, seconds = staged(state, make_prompts())
-    assert seconds["reward"] >= 0.2
+    def counted(x: jax.Array) -> jax.Array:
+        io_callback(lambda: runs.append(0), None)
+        return 2 * x
+
+    clock = Clock(jnp.dtype("float32"))
+    for count in ran:
+        result, seconds = clock("counted", counted, jnp.float32(3), pure=pure)
+        assert result == 6 and seconds > 0
+        jax.effects_barrier()
+        assert len(runs) == count
