@@ -1,12 +1,12 @@
 """The comparison of algorithms, at tiny sizes."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import algorithms
+from configs.override import override
 from tests.documents import ROOT
 
 
@@ -15,21 +15,16 @@ def test_every_task_and_algorithm_is_run_and_put_in_tables_and_plots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("matplotlib")
-    full = algorithms.recipes
-
-    def small(directory: Path):
-        made = full(directory).items()
-        return {task: replace(config, warmup=replace(config.warmup, steps=2)) for task, config in made}
-
-    monkeypatch.setattr(algorithms, "recipes", small)
+    full, small = algorithms.recipes, {"warmup.steps": 2}
+    recipes = {task: override(config, small) for task, config in full(tmp_path).items()}
+    monkeypatch.setattr(algorithms, "recipes", lambda directory: recipes)
     written = tmp_path / "runs.json"
     names = ["DAPO", "importance by token", algorithms.CONTROL]
     options = ["--steps", "2", "--json", str(written), "--plots", str(tmp_path / "plots")]
     assert algorithms.main(["--algorithms", *names, *options]) == 1
     runs = json.loads(written.read_text())
-    assert [(run["task"], run["algorithm"]) for run in runs] == [
-        (task, name) for task in ("sums", "sorting") for name in names
-    ]
+    expected = [(task, name) for task in ("sums", "sorting") for name in names]
+    assert [(run["task"], run["algorithm"]) for run in runs] == expected
     assert all(len(run["accuracy"]) == 2 for run in runs)
     # From the same policy.
     assert runs[0]["before"] == runs[1]["before"]
@@ -43,11 +38,10 @@ def test_every_task_and_algorithm_is_run_and_put_in_tables_and_plots(
     assert capsys.readouterr().out.count("did not learn") == 6
 
 
-@pytest.mark.parametrize("name", algorithms.ALGORITHMS)
-def test_each_algorithm_gives_a_valid_run(name: str, tmp_path: Path) -> None:
-    plain = [recipe for recipe in algorithms.recipes(tmp_path).values()]
-    changed = [algorithms.ALGORITHMS[name](config) for config in plain]
-    assert (changed == plain) == (name in ("GRPO", algorithms.CONTROL))
+def test_each_algorithm_gives_a_valid_run(tmp_path: Path) -> None:
+    plain = [*algorithms.recipes(tmp_path).values()]
+    for name, algorithm in algorithms.ALGORITHMS.items():
+        assert ([*map(algorithm, plain)] == plain) == (name in ("GRPO", algorithms.CONTROL))
 
 
 def test_digits_are_put_in_order(tmp_path: Path) -> None:
@@ -62,7 +56,6 @@ def test_every_algorithm_has_learnt_both_tasks() -> None:
     """The committed results cover all algorithms."""
     found = json.loads((ROOT / "benchmarks" / "results" / "algorithms_cpu.json").read_text())
     runs = [algorithms.Learned(**run) for run in found]
-    assert {(run.task, run.algorithm) for run in runs} == {
-        (task, name) for task in ("sums", "sorting") for name in algorithms.ALGORITHMS
-    }
+    expected = {(task, name) for task in ("sums", "sorting") for name in algorithms.ALGORITHMS}
+    assert {(run.task, run.algorithm) for run in runs} == expected
     assert all(run.as_expected for run in runs)

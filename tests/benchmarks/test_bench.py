@@ -19,17 +19,7 @@ from benchmarks.bench.models import Networks, check_grid, random_networks, rando
 from benchmarks.bench.presets import LongTail, Preset
 from benchmarks.bench.report import Row, Section, print_section, where_it_fits
 from benchmarks.bench.rollout_timer import ANY_LENGTH
-from benchmarks.bench.sections import layout
-from benchmarks.bench.sections.decoding import (
-    CopyBandwidth,
-    _cost_model_note,
-    _each_cell,
-    cache_bytes,
-    draft,
-    floor,
-    read_bytes,
-    verify,
-)
+from benchmarks.bench.sections import decoding, layout
 from benchmarks.bench.sections.generation import acceptance
 from benchmarks.bench.sections.layout import Runs
 from benchmarks.bench.sections.update import Gradient, head_gradient, policy_gradient, update
@@ -51,17 +41,20 @@ def networks() -> Networks:
     return random_networks(SMALL)
 
 
-def test_the_floor_counts_what_a_round_reads(networks: Networks):
+def test_the_floor_counts_what_a_round_and_a_copy_move(networks: Networks, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("benchmarks.bench.sections.decoding.time_call", lambda run: (run(), 0.5)[1])
+    copy = decoding.CopyBandwidth()
+    assert copy.measure() == 2 * copy.nbytes * 8 / 0.5
     decoder = SMALL.decoder
     assert decoder.tie_embeddings
     # Two layers, keys and values of one head of 8, float32; 3 rows of 5 positions.
-    assert cache_bytes(decoder, 3, 5) == 2 * 2 * 8 * 4 * 3 * 5
+    assert decoding.cache_bytes(decoder, 3, 5) == 2 * 2 * 8 * 4 * 3 * 5
     tied = networks.trained.policy
     # A tied embedding is the output layer too. One that is not tied is only looked up.
     every = sum(x.size * 4 for x in jax.tree.leaves(tied))
-    assert read_bytes(networks.policy, tied) == every
+    assert decoding.read_bytes(networks.policy, tied) == every
     untied = tied | {"head": {"kernel": tied["embed"]["embedding"].T}}
-    assert read_bytes(networks.policy, untied) == every
+    assert decoding.read_bytes(networks.policy, untied) == every
 
 
 def test_model_flops_are_those_of_the_traced_products(networks: Networks, monkeypatch: pytest.MonkeyPatch):
@@ -104,12 +97,6 @@ def test_gradients_are_timed(networks: Networks):
         assert isinstance(row["tokens/s"], float) and np.isfinite(row["tokens/s"])
 
 
-def test_a_copy_counts_reading_and_writing(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("benchmarks.bench.sections.decoding.time_call", lambda run: (run(), 0.5)[1])
-    copy = CopyBandwidth()
-    assert copy.measure() == 2 * copy.nbytes * 8 / 0.5
-
-
 @pytest.mark.parametrize("k, rate", [(1, 0.3), pytest.param(3, 0.8, marks=pytest.mark.slow)])
 def test_acceptance_is_forced(networks: Networks, k: int, rate: float):
     """The fraction of rounds that accept a position is the forced rate, within five standard deviations."""
@@ -117,7 +104,6 @@ def test_acceptance_is_forced(networks: Networks, k: int, rate: float):
     config = RolloutConfig(group_size=1, max_new_tokens=64, draft_length=k)
     timer = rollout_timer(networks, random_prompts(networks, rows, 4), config)
     rollout = timer.generate(0, np.float32(rate))
-    assert rollout.drafted is not None and rollout.accepted is not None
     # The budget cuts the last rounds, which affects later positions. Position 1 counts whenever it could be emitted.
     drafted, accepted = (np.asarray(x.sum(axis=0), float) for x in (rollout.drafted, rollout.accepted))
     reached = np.append(drafted[0], accepted[:-1] * drafted[1:] / drafted[:-1])
@@ -147,14 +133,12 @@ def test_lengths_are_forced(networks: Networks, k: int, phases: tuple[tuple[int,
 
 
 @pytest.mark.slow
-def test_rounds_are_timed_and_put_in_tables_and_plots(
-    networks: Networks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_rounds_are_put_in_tables_and_plots(networks: Networks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     sections: dict[str, Section] = {}
-    for measure in (floor, verify, draft, acceptance):
+    for measure in (decoding.floor, decoding.verify, decoding.draft, acceptance):
         section = sections[measure.__name__] = measure(networks, SMALL)
         assert len({tuple(row) for row in section.rows}) == 1, "rows of one table have the same columns"
-        assert any("cost model" in note for note in section.notes) == (measure is draft)
+        assert any("cost model" in note for note in section.notes) == (measure is decoding.draft)
         for row in section.rows:
             compile_seconds = row["compile s"]
             assert isinstance(compile_seconds, float) and compile_seconds > 0
@@ -164,10 +148,8 @@ def test_rounds_are_timed_and_put_in_tables_and_plots(
     drawn: dict[str, plots.Lines] = {}
     monkeypatch.setattr(plots, "_draw", lambda path, lines, *_, **__: drawn.update({path.name: lines}))
     plots.save_plots(tmp_path, sections)
-    assert {name: list(lines) for name, lines in drawn.items()} == {
-        "throughput.png": ["context 8"],
-        "speedup.png": ["rate 0.5"],
-    }
+    named = {name: list(lines) for name, lines in drawn.items()}
+    assert named == {"throughput.png": ["context 8"], "speedup.png": ["rate 0.5"]}
 
 
 @pytest.mark.slow
@@ -214,11 +196,11 @@ def test_the_ladder_gives_the_gradients_of_padded_rows(networks: Networks, monke
 
 def test_the_cost_model_reports_its_error():
     exact = [Cell(slots, 100, k, 1e-3 + 1e-5 * slots * (k + 1)) for slots in (1, 4) for k in (0, 3)]
-    (note,) = _cost_model_note(exact)
+    (note,) = decoding._cost_model_note(exact)
     assert "fixed 1e+03, " in note and note.endswith("relative error 0% in the median cell, at most 0%")
-    (note,) = _cost_model_note([*exact, exact[0]._replace(seconds=2 * exact[0].seconds)])
+    (note,) = decoding._cost_model_note([*exact, exact[0]._replace(seconds=2 * exact[0].seconds)])
     assert not note.endswith("by 0% at most")
-    assert _cost_model_note(exact[:1]) == []
+    assert decoding._cost_model_note(exact[:1]) == []
 
 
 def test_a_cell_that_does_not_fit_does_not_end_the_benchmark(capsys: pytest.CaptureFixture[str]):
@@ -230,11 +212,8 @@ def test_a_cell_that_does_not_fit_does_not_end_the_benchmark(capsys: pytest.Capt
     assert rows == [{"batch": 256}, {"batch": 1, "ms": 3.0}, {"batch": 1, "ms": 5.0}]
     assert capsys.readouterr().err.splitlines()[-1] == "measured: batch 1, ms 5"
     print_section(Section("a title", rows), Console())
-    assert [line.split() for line in capsys.readouterr().out.splitlines()[2:5]] == [
-        ["256", "-"],
-        ["1", "3"],
-        ["1", "5"],
-    ]
+    shown = [line.split() for line in capsys.readouterr().out.splitlines()[2:5]]
+    assert shown == [["256", "-"], ["1", "3"], ["1", "5"]]
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
         where_it_fits({}, lambda: fails("INTERNAL: something else"))
 
@@ -242,7 +221,7 @@ def test_a_cell_that_does_not_fit_does_not_end_the_benchmark(capsys: pytest.Capt
 def test_a_cell_that_cannot_fit_is_not_tried(networks: Networks):
     preset, tried = replace(SMALL, batches=(1, 10**9), contexts=(8, 10**9)), []
     check_grid(preset)
-    rows = _each_cell(networks, preset, lambda *cell: tried.append(cell) or [{"ms": 3.0}])
+    rows = decoding._each_cell(networks, preset, lambda *cell: tried.append(cell) or [{"ms": 3.0}])
     assert tried == [(8, 1)] and [len(row) for row in rows] == [3, 2, 2, 2]
 
 
@@ -250,13 +229,11 @@ def test_everything_measured_is_kept_when_a_later_section_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     pytest.importorskip("matplotlib")
+    row = {"context": 8, "batch": 1, "tokens/s": 120.0, "why": None}
 
     def measured(networks: Networks, preset: Preset) -> Section:
         assert preset.batches == (3, 5) and preset.contexts == (7,)
-        share = (float(preset.repeats), 1.0, 9.0)
-        return Section(
-            "a title", [{"context": 8, "batch": 1, "tokens/s": 120.0, "share": share, "why": None}], ["note"]
-        )
+        return Section("a title", [row | {"share": (float(preset.repeats), 1.0, 9.0)}], ["note"])
 
     def fails(networks: Networks, preset: Preset) -> Section:
         raise RuntimeError("broken")
@@ -269,8 +246,8 @@ def test_everything_measured_is_kept_when_a_later_section_fails(
     found = json.loads(path.read_text())
     assert found.keys() == {"preset", "provenance", "sections"} and found["preset"] == "tiny"
     assert found["provenance"][0].startswith("command   python -m benchmarks.bench")
-    row = {"context": 8, "batch": 1, "tokens/s": 120.0, "share": [4.0, 1.0, 9.0], "why": None}
-    assert found["sections"] == {"floor": {"title": "a title", "rows": [row], "notes": ["note"]}}
+    rows = [row | {"share": [4.0, 1.0, 9.0]}]
+    assert found["sections"] == {"floor": {"title": "a title", "rows": rows, "notes": ["note"]}}
     assert "4 [1, 9]" in capsys.readouterr().out
     assert [path.name for path in (tmp_path / "plots").iterdir()] == ["throughput.png"]
 

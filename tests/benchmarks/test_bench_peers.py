@@ -80,9 +80,7 @@ def test_peers_generate_whole_rollouts_and_quarters(networks: Networks, monkeypa
     assert section.notes[0].startswith("16 completions, one in 4 of 16 tokens, the others around 4; prompts of ")
 
 
-def test_a_peer_that_fails_does_not_end_the_benchmark(
-    networks: Networks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_peer_that_fails_ends_no_benchmark(networks: Networks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """This holds if it breaks while it is loaded or while it runs."""
     pytest.importorskip("safetensors")
 

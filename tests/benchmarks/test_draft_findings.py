@@ -1,7 +1,6 @@
 """The experiment on drafts, from warm-up to plots, at tiny sizes."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,21 +8,15 @@ import pytest
 from benchmarks import draft_findings
 from benchmarks.draft_runs import MODES
 from configs import narrow
-from configs.schema import EvalConfig
+from configs.override import override
 
 
 @pytest.mark.slow
 def test_every_part_is_measured_and_put_in_tables_and_plots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shape = replace(narrow.config.model.architecture, num_layers=2)
-    small = replace(
-        narrow.config,
-        model=replace(narrow.config.model, architecture=shape, feature_layers=(0, 1)),
-        warmup=replace(narrow.config.warmup, steps=2),
-        eval=EvalConfig(prompts=8),
-    )
-    monkeypatch.setattr(narrow, "config", small)
+    small = {"model.architecture.num_layers": 2, "model.feature_layers": (0, 1), "warmup.steps": 2, "eval.prompts": 8}
+    monkeypatch.setattr(narrow, "config", override(narrow.config, small | {"eval.every": 0}))
     written = tmp_path / "runs.json"
     options = {"--steps": "2", "--answers": "128", "--distil": "4", "--draft-lengths": "2", "--repeats": "2"}
     argv = [part for option in options.items() for part in option]

@@ -51,6 +51,7 @@ def test_the_next_part_runs_however_a_part_ends(session, monkeypatch: pytest.Mon
     monkeypatch.setattr(run, "GRACE", 0.5)
     monkeypatch.setattr(run, "LEAST", 0)
     # The endless part gets a tenth of a minute: what is left is less than the parts need.
+    assert session(Part("good", 1, ("good",)))[0] == 0
     shares = {"failing": 0.3, "aborting": 0.3, "endless": 0.1, "good": 0.9}
     chosen = [Part(name, minutes, (name,)) for name, minutes in shares.items()]
     began = time.monotonic()
@@ -60,30 +61,19 @@ def test_the_next_part_runs_however_a_part_ends(session, monkeypatch: pytest.Mon
     for name, (_, ended) in PROGRAMS.items():
         assert any(line.split()[0] == name and line.endswith(ended) for line in outcomes.splitlines() if line)
     assert "skipped: no model" in outcomes and "ValueError: too bad" in outcomes
-    assert (
-        log.startswith("device    a GPU\n")
-        and log.partition("==== outcomes")[0].count("\nso far\n") == 3
-        and "measured: 1" in log
-    )
+    assert log.startswith("device    a GPU\n") and "measured: 1" in log
+    assert log.partition("==== outcomes")[0].count("\nso far\n") == 3
 
 
-def test_a_session_without_a_failure_exits_with_0(session):
-    assert session(Part("good", 1, ("good",)))[0] == 0
-
-
-def test_a_part_for_which_too_little_time_is_left_is_skipped(tmp_path: Path):
-    assert run.run(Part("late", 1, ("failing",)), 0.5, tmp_path / "log") == run.Outcome("skipped: 0.5 min are left")
-
-
-def test_all_parts_but_the_model_fit_into_twelve_minutes():
+def test_the_time_left_is_divided_among_the_parts_that_can_run_but_the_first_ones_keep_their_limits(tmp_path: Path):
+    """All parts but the model fit into twelve minutes."""
     assert sum(part.minutes for part in parts(Path()) if not part.missing) <= 12
-
-
-def test_the_time_left_is_divided_among_the_parts_that_can_run_but_the_first_ones_keep_their_limits():
     two, one = Part("two", 2, ()), Part("one", 1, ())
     assert gpu.time_limit(9, [two, Part("absent", 5, (), missing="no model"), one]) == 6
     assert gpu.time_limit(9, [one]) == 9 and gpu.time_limit(0, [two, one]) == 0
     assert gpu.time_limit(2.5, [two, one]) == 2 and gpu.time_limit(0.5, [two, one]) == 0.5
+    # Too little time is left for this one.
+    assert run.run(Part("late", 1, ("failing",)), 0.5, tmp_path / "log") == run.Outcome("skipped: 0.5 min are left")
 
 
 @pytest.mark.parametrize("words", ["", "--model /nowhere --tiny"])

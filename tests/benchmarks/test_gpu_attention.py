@@ -48,9 +48,8 @@ def test_all_implementations_of_attention_agree(queries: int):
 def xla(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return cuDNN's output and log-sum-exp, in the dtype of the arguments."""
     scores = jnp.einsum("bnqh,bnsh->bnqs", q, k) * q.shape[-1] ** -0.5
-    scores = jnp.where(
-        (jnp.arange(k.shape[2], dtype=jnp.int32)[None] < lengths[:, None])[:, None, None], scores, -jnp.inf
-    )
+    inside = jnp.arange(k.shape[2], dtype=jnp.int32)[None] < lengths[:, None]
+    scores = jnp.where(inside[:, None, None], scores, -jnp.inf)
     return jnp.einsum("bnqs,bnsh->bnqh", jax.nn.softmax(scores), v), jax.nn.logsumexp(scores, axis=-1)
 
 
@@ -66,8 +65,12 @@ def test_two_parts_are_one_attention(count: int):
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-13)
 
 
-def test_a_rounded_log_sum_exp_would_cost_accuracy():
+def test_a_log_sum_exp_is_in_float32_because_a_rounded_one_would_cost_accuracy(monkeypatch: pytest.MonkeyPatch):
     """This is why jax's public function, which rounds it to bfloat16, is not used."""
+    monkeypatch.setattr(CUDNN, lambda: 91000)
+    q, cache, view = attended(4, jnp.bfloat16)
+    y, lse = jax.eval_shape(cudnn.over_cache, jnp.swapaxes(q, 1, 2)[:, :2], cache.k, cache.v, view.write)
+    assert (y.shape, y.dtype) == ((3, 2, 4, 8), jnp.bfloat16) and (lse.shape, lse.dtype) == ((3, 2, 4), jnp.float32)
 
     def rounded(*args: Any) -> tuple[jax.Array, jax.Array]:
         y, lse = xla(*args)
@@ -88,14 +91,11 @@ def lowered(attend: Attend, count: int, monkeypatch: pytest.MonkeyPatch, mesh: M
 
 
 @pytest.mark.parametrize(
-    "attend, count, masks",
-    [(masked_cudnn, 4, ["NO_MASK"]), (two_parts, 1, ["PADDING"]), (two_parts, 4, ["PADDING"])],
+    "attend, count, mask", [(masked_cudnn, 4, "NO_MASK"), (two_parts, 1, "PADDING"), (two_parts, 4, "PADDING")]
 )
-def test_cudnn_is_asked_for_the_right_masks(
-    attend: Attend, count: int, masks: list[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_cudnn_is_asked_for_the_right_masks(attend: Attend, count: int, mask: str, monkeypatch: pytest.MonkeyPatch):
     text = lowered(attend, count, monkeypatch)
-    assert re.findall(r"mask_type.{2,9}?([A-Z_]+)", text) == masks
+    assert re.findall(r"mask_type.{2,9}?([A-Z_]+)", text) == [mask]
     # The cache is passed unchanged: no array of its size is transposed.
     assert not re.search(rf"transpose.*-> tensor<3x\w*{LENGTH}x\w*bf16>", text)
 
@@ -133,13 +133,6 @@ def test_xla_attends_where_cudnn_cannot_or_does_not_pay(other: dict[str, Any], m
     assert (y == plain.attend(q, cache, view.mask)).all()
 
 
-def test_cudnn_gives_a_log_sum_exp_in_float32(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(CUDNN, lambda: 91000)
-    q, cache, view = attended(4, jnp.bfloat16)
-    y, lse = jax.eval_shape(cudnn.over_cache, jnp.swapaxes(q, 1, 2)[:, :2], cache.k, cache.v, view.write)
-    assert (y.shape, y.dtype) == ((3, 2, 4, 8), jnp.bfloat16) and (lse.shape, lse.dtype) == ((3, 2, 4), jnp.float32)
-
-
 def whole_rows(count: int, dtype: Any = jnp.bfloat16) -> tuple[jax.Array, ...]:
     random = np.random.default_rng(0)
     return tuple(jnp.asarray(random.normal(size=(2, count, heads, 8)), dtype) for heads in (4, 2, 2))
@@ -174,9 +167,7 @@ def test_xla_attends_to_whole_rows_where_cudnn_cannot(other: str, monkeypatch: p
 
 
 @pytest.mark.parametrize("count, window", [(65, None), (70, 3)])
-def test_rows_that_cudnn_attends_to_are_those_of_the_plain_kernel(
-    count: int, window: int | None, monkeypatch: pytest.MonkeyPatch
-):
+def test_cudnn_attends_to_rows_as_the_plain_kernel(count: int, window: int | None, monkeypatch: pytest.MonkeyPatch):
     """Values and gradients, in float32 with XLA in cuDNN's place: the padding of odd rows and the window are right."""
     monkeypatch.setattr(CUDNN, lambda: 91000)
     monkeypatch.setattr(cudnn, "HALF", (jnp.float32,))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import algorithms, lag
+from configs.override import override
 
 
 def run(lag_: int, seed: int, after: float) -> lag.Run:
@@ -25,12 +26,8 @@ def test_an_accuracy_below_the_spread_of_the_seeds_is_marked() -> None:
 @pytest.mark.slow
 def test_every_lag_is_run_and_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = algorithms.recipes
-
-    def small(directory: Path):
-        sorting = full(directory)["sorting"]
-        return {"sorting": replace(sorting, warmup=replace(sorting.warmup, steps=2))}
-
-    monkeypatch.setattr(lag, "recipes", small)
+    small = {"warmup.steps": 2}
+    monkeypatch.setattr(lag, "recipes", lambda directory: {"sorting": override(full(directory)["sorting"], small)})
     options = ["--steps", "2", "--seeds", "1", "--json", str(tmp_path / "runs.json")]
     # Its status depends on what two steps have learnt.
     assert lag.main(options) in (0, 1)

@@ -1,5 +1,8 @@
 """The benchmark's cells hold the right numbers."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -26,10 +29,10 @@ def test_the_best_fixed_length_is_the_closest_to_the_automatic_choice():
 
 def test_a_step_is_the_mean_of_its_pairs(monkeypatch: pytest.MonkeyPatch):
     """Plain decoding that takes twice as long, then half as long, as itself has a ratio of 1."""
-    took = iter([2.0, 1.0, 4.0, 2.0])
+    took, rollout = iter([2.0, 1.0, 4.0, 2.0]), SimpleNamespace(lengths=np.array([4]), row_rounds=np.array([3]))
     monkeypatch.setattr("benchmarks.never_slower.time_call", lambda run: next(took))
+    monkeypatch.setattr("benchmarks.never_slower.update_drafting", lambda drafting, *_: drafting)
     monkeypatch.setattr(Job, "seconds", np.array([[1.0]], np.float32))
-    random = small(1, MESH)
-    job = Job(random, slots=2, budget=4, draft_lengths=(0,))
-    cell = measure(job, random.params, steps=1, repeats=2)
-    assert cell.over == {0: [pytest.approx(1.0)]}
+    monkeypatch.setattr(Job, "programs", [dict.fromkeys(("auto", "plain"), lambda *_: rollout)])
+    job: Any = Job(None, slots=2, budget=4, draft_lengths=(0,))  # pyright: ignore[reportArgumentType]
+    assert measure(job, Params({}, {}), steps=1, repeats=2) == Cell({0: [pytest.approx(1.0)]}, [0], [1.0])

@@ -5,6 +5,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,12 +22,17 @@ from tests.benchmarks.points import NONE, SMALL, read_options, run_drafted, run_
 from tests.refusals import refuses
 
 
+def answered(tmp_path: Path, options: str) -> dict[str, Any]:
+    """Run the program for a small point, and return its JSON."""
+    words = f"--sequences 32 --mean-tokens 100 --limit-tokens 400 {options} --json {tmp_path / 'found.json'}"
+    assert main(words.split()) == 0
+    return json.loads((tmp_path / "found.json").read_text())
+
+
 def test_an_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    options = "--sequences 32 --mean-tokens 100 --limit-tokens 400 --draft-training 0.1 --samples 6 --json"
-    assert main([*options.split(), str(tmp_path / "found.json")]) == 0
+    found = answered(tmp_path, "--draft-training 0.1 --samples 6")
     said = capsys.readouterr().out
     assert "qwen3-8b on 8 " in said and "k=7 " in said and "training the draft pays if" in said
-    found = json.loads((tmp_path / "found.json").read_text())
     (only,), swings = found["answers"], found["details"]["swings"]
     value, low, high = only["step_speedup"]
     assert low <= value <= high and low < high and 1 < value < only["generation_speedup"][0]
@@ -40,12 +46,9 @@ def test_an_answer(capsys: pytest.CaptureFixture[str], tmp_path: Path):
 
 
 def test_a_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    options = f"--sequences 32 --mean-tokens 100 --limit-tokens 400 --samples 12 --json {tmp_path / 'found.json'}"
     sweep = "--sweep draft-length=0,3 model=qwen3-8b,qwen3-235b-a22b --ranges other_s=1,1 acceptance_length=2.5,3"
-    assert main([*options.split(), *sweep.split()]) == 0
-    said = capsys.readouterr().out
-    assert said.count("none: tensor = 1: ") == 2
-    found = json.loads((tmp_path / "found.json").read_text())
+    found = answered(tmp_path, f"--samples 12 {sweep}")
+    assert capsys.readouterr().out.count("none: tensor = 1: ") == 2
     assert "other_s" not in found["ranges"] and found["ranges"]["acceptance_length"]["low"] == 2.5
     plain, refused, drafted, _ = found["answers"]
     assert plain["step_speedup"] == [1, 1, 1] and plain["depends_most_on"] is None
@@ -54,20 +57,16 @@ def test_a_sweep(capsys: pytest.CaptureFixture[str], tmp_path: Path):
 
 
 def test_a_sweep_of_lags_is_the_table_of_asynchronous_steps(capsys: pytest.CaptureFixture[str], tmp_path: Path):
-    options = f"--sequences 32 --mean-tokens 100 --limit-tokens 400 --samples 6 --json {tmp_path / 'found.json'}"
-    assert main([*options.split(), "--generation-gpus", "6", "--sweep", "lag=0,1"]) == 0
-    said, found = capsys.readouterr().out, json.loads((tmp_path / "found.json").read_text())
-    assert "exposed generation" in said
+    found = answered(tmp_path, "--samples 6 --generation-gpus 6 --sweep lag=0,1")
+    assert "exposed generation" in capsys.readouterr().out
     rows, answers = found["lags"], found["answers"]
-    assert [(row["lag"], row["draft"], row["generation_gpus"]) for row in rows] == [
-        *((0, draft, 8) for draft in ("none", "k = 3")),
-        *((1, draft, 6) for draft in ("none", "k = 3")),
-    ]
+    expected = [(lag, draft, gpus) for lag, gpus in ((0, 8), (1, 6)) for draft in ("none", "k = 3")]
+    assert [(row["lag"], row["draft"], row["generation_gpus"]) for row in rows] == expected
     assert rows[0]["step_speedup"] == [1, 1, 1] and rows[1]["step_speedup"] == answers[0]["step_speedup"]
     for row in rows:
         exposed, generation = (row["seconds"][name] for name in ("exposed", "generation"))
         assert exposed == pytest.approx(generation) if not row["lag"] else exposed[0] < generation[0]
-    assert main([*options.split(), "--sweep", "lag=0,1", "draft-length=1,3"]) == 0
+    answered(tmp_path, "--samples 6 --sweep lag=0,1 draft-length=1,3")
     assert "exposed generation" not in capsys.readouterr().out
 
 
@@ -122,9 +121,7 @@ def test_samples():
     asked = [read_options(*words) for words in ((), ("--acceptance-length", "2.8"))]
     default, given = (input_ranges(args.point, evidence, {})["acceptance_length"] for args, evidence in asked)
     assert default.high - default.low > 5 * (given.high - given.low)
-
-
-def test_an_interval_is_of_its_samples_alone():
+    # An interval is of its samples alone.
     assert interval([float(x) for x in range(101)]) == pytest.approx((50, 5, 95))
     assert interval([*map(float, range(90)), *[math.inf] * 11]) == (50, 5, math.inf)
 
@@ -181,9 +178,8 @@ def test_the_default_phases_are_those_of_the_mixtures():
     for slots in ([slots for slots, _ in recipe.rollout.phases] for recipe in recipes):
         assert [slots[0] // divisor for divisor in SHRINKING] == slots
     few = replace(SMALL, sequences=4 * 32)
-    shrinking, whole, free = (
-        run_plain(each) for each in (few, replace(few, phases=(32,)), replace(few, engine="vllm-0.17"))
-    )
+    others = replace(few, phases=(32,)), replace(few, engine="vllm-0.17")
+    shrinking, whole, free = map(run_plain, (few, *others))
     assert (shrinking.phases, whole.phases, free.phases) == ((32, 8, 2), (32,), ())
     assert shrinking.generation < whole.generation
 
@@ -228,16 +224,12 @@ def test_times_of_an_engine_are_given_in_microseconds():
     assert found.seconds(rows, positions, 3) == pytest.approx(sheet_model(point).seconds(rows, positions, 3))
 
 
-def test_slower_verifications():
+def test_slower_verifications_and_block_drafts_that_pass_once():
     rows, positions = np.array([4.0]), np.array([4000.0])
     for draft in ("eagle3", "block"):
         base, slow = (round_costs(replace(SMALL, draft=draft, verify_factor=x), NONE) for x in (1.0, 1.2))
         assert slow(rows, positions, 0) == base(rows, positions, 0)
         assert 1.1 < slow(rows, positions, 3) / base(rows, positions, 3) < 1.2
-
-
-def test_block_drafts_pass_once():
-    rows, positions = np.array([4.0]), np.array([4000.0])
     eagle, block = (round_costs(replace(SMALL, draft=draft), NONE) for draft in ("eagle3", "block"))
     assert eagle(rows, positions, 0) == block(rows, positions, 0)
     more = [costs(rows, positions, 7) - costs(rows, positions, 3) for costs in (eagle, block)]
@@ -256,6 +248,5 @@ def test_the_example_of_the_page(capsys: pytest.CaptureFixture[str]):
 @pytest.mark.slow
 def test_plots(tmp_path: Path):
     pytest.importorskip("matplotlib")
-    options = f"--sequences 32 --mean-tokens 100 --limit-tokens 400 --samples 4 --plots {tmp_path / 'plots'}"
-    assert main(options.split()) == 0
+    answered(tmp_path, f"--samples 4 --plots {tmp_path / 'plots'}")
     assert len([*(tmp_path / "plots").glob("*.png")]) == 6

@@ -44,6 +44,13 @@ def measured(tmp_path: Path) -> Path:
     return path
 
 
+def changed_config(run: Path, **values: object) -> None:
+    """Change config.json by path (`__` stands for a dot)."""
+    config = json.loads((run / "config.json").read_text())
+    config |= {name.replace("__", "."): value for name, value in values.items()}
+    (run / "config.json").write_text(json.dumps(config))
+
+
 def test_from_a_run(measured: Path, capsys: pytest.CaptureFixture[str]):
     args, evidence = read_options("--from-run", str(measured))
     expected = 1 + np.mean([sum(rate**i for i in (1, 2, 3)) for rate in (0.9, 0.8)])
@@ -76,8 +83,7 @@ def edited(run: Path, **metrics: float) -> tuple[SimulateArgs, Evidence]:
 
 def test_rounds_that_a_run_measured_cost_what_it_measured(measured: Path):
     """One window is cheaper than the fit says, at all draft lengths; a phase that begins with it pays for that one."""
-    config = json.loads((measured / "config.json").read_text()) | {"rollout.phases": [[24, 70], [6, 120]]}
-    (measured / "config.json").write_text(json.dumps(config))
+    changed_config(measured, rollout__phases=[[24, 70], [6, 120]])
     table = json.loads((measured / "cost_table.json").read_text())
     table["cells"] += [{"slots": 24, "window": 70, "draft_length": k, "seconds": 0.05 * (1 + k)} for k in (0, 3)]
     (measured / "cost_table.json").write_text(json.dumps(table))
@@ -122,13 +128,10 @@ def test_training_the_draft_counts_with_drafts_alone(measured: Path):
 @pytest.mark.parametrize(("devices", "tensor", "training"), [(3, 1, 3), (4, 2, 2)])
 def test_an_asynchronous_run(measured: Path, devices: int, tensor: int, training: int):
     """It has one data shard for rollouts and devices to train, which are idle for 2 of 20 s, and none of the stages."""
-    config = json.loads((measured / "config.json").read_text())
-    config |= {"asynchronous.lag": 1, "asynchronous.rollout_mesh.tensor": tensor, "mesh.data": devices}
-    (measured / "config.json").write_text(json.dumps(config))
+    changed_config(measured, asynchronous__lag=1, asynchronous__rollout_mesh__tensor=tensor, mesh__data=devices)
     stages = dict.fromkeys(("time__train", "time__logprob", "time__prepare", "time__generation"), math.nan)
-    args, evidence = edited(
-        measured, **stages, time__step=20.0, time__training_mesh_idle=2.0, time__rollout_mesh_busy=19.0
-    )
+    stages |= {"time__step": 20.0, "time__training_mesh_idle": 2.0, "time__rollout_mesh_busy": 19.0}
+    args, evidence = edited(measured, **stages)
     share = training / (1 + training)
     assert (args.lag, args.gpus, args.generation_gpus) == (1, 1 + training, 1) and evidence.generation_s == 19
     assert args.slots == 24 and args.train_s == pytest.approx(18 * share)

@@ -85,7 +85,7 @@ def shares(init: Init, mesh: AbstractMesh, along: tuple[str, ...] = AXES) -> flo
     return sum(jax.tree.leaves(jax.tree.map(of, nn.unbox(boxed), nn.get_partition_spec(boxed)))) / GIB
 
 
-def cache_size(config: RunConfig, decoder: DecoderConfig = QWEN3_8B, head: Eagle3Config = HEAD) -> float:
+def cache_size(config: RunConfig, decoder: DecoderConfig, head: Eagle3Config) -> float:
     """Return the GiB per device of both networks' caches."""
     rollout, mesh = config.rollout, config.mesh
     rows = config.data.prompts * rollout.group_size // (mesh.data * mesh.fsdp)
@@ -96,15 +96,25 @@ def cache_size(config: RunConfig, decoder: DecoderConfig = QWEN3_8B, head: Eagle
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(caches)) / mesh.tensor / GIB
 
 
+def assert_fits(config: RunConfig, decoder: DecoderConfig, head: Eagle3Config, sizes: tuple[int, ...], memory: float):
+    """Compare state, gradients, the copy for rollouts, and caches with `sizes`, in GiB per device."""
+    mesh = AbstractMesh(config.mesh.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    inits = partial(init_decoder, decoder), partial(init_eagle3, head)
+    master = sum(shares(init, mesh) for init in inits)
+    narrow = sum(shares(init, mesh, along=("expert", "tensor")) for init in inits) / 2
+    caches = cache_size(config, decoder, head)
+    assert tuple(map(round, (3 * master, master, narrow, caches))) == sizes
+    assert max(3 * master + narrow + caches, 5 * master + narrow) * GIB < memory, "no room for activations"
+
+
 @pytest.mark.parametrize(
-    "name, state, gradients, copy, caches, gpu",
-    [("qwen3_8b_rl_zero", 12, 4, 16, 33, "h100"), ("qwen3_8b_rl_think", 12, 4, 16, 93, "h200")],
+    "name, expected, gpu",
+    [("qwen3_8b_rl_zero", (12, 4, 16, 33), "h100"), ("qwen3_8b_rl_think", (12, 4, 16, 93), "h200")],
 )
-def test_the_named_mesh_is_large_enough(name: str, state: int, gradients: int, copy: int, caches: int, gpu: str):
+def test_the_named_mesh_is_large_enough(name: str, expected: tuple[int, ...], gpu: str):
     """Compare with the GiB per device in the recipe's docstring."""
     config = load_recipe(name)
     assert config.draft.vocab_size == HEAD.draft_vocab_size
-    mesh = AbstractMesh(config.mesh.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
     networks = partial(init_decoder, QWEN3_8B), partial(init_eagle3, HEAD)
     assert count(abstract_params(networks[0])) == 8_190_735_360
     optimizers = make_optimizers(config.policy_optimizer, config.draft_optimizer)
@@ -112,34 +122,21 @@ def test_the_named_mesh_is_large_enough(name: str, state: int, gradients: int, c
         params = abstract_params(init)
         moments = jax.eval_shape(optimizer.init, params)
         assert count([x for x in jax.tree.leaves(moments) if x.ndim]) == 2 * count(params)
-
-    master = sum(shares(init, mesh) for init in networks)
-    narrow = sum(shares(init, mesh, along=("tensor",)) for init in networks) / 2
-    found = 3 * master, master, narrow, cache_size(config)
-    assert tuple(map(round, found)) == (state, gradients, copy, caches)
-    generating, training = 3 * master + narrow + cache_size(config), 5 * master + narrow
-    assert max(generating, training) * GIB < 0.87 * HARDWARE[gpu].memory, "no room for activations"
+    assert_fits(config, QWEN3_8B, HEAD, expected, 0.87 * HARDWARE[gpu].memory)
 
 
 @pytest.mark.parametrize(
-    "name, state, gradients, copy, caches",
-    [("qwen3_30b_a3b", 23, 8, 8, 25), pytest.param("qwen3_235b_a22b", 46, 15, 30, 24, marks=pytest.mark.slow)],
+    "name, expected",
+    [
+        ("qwen3_30b_a3b", (23, 8, 8, 25)),
+        pytest.param("qwen3_235b_a22b", (46, 15, 30, 24), marks=pytest.mark.slow),
+    ],
 )
-def test_the_mesh_named_for_a_mixture_of_experts_is_large_enough(
-    name: str, state: int, gradients: int, copy: int, caches: int
-):
+def test_the_mesh_named_for_experts_is_large_enough(name: str, expected: tuple[int, ...]):
     config, decoder = load_recipe(name), config_from_hf(PUBLISHED[name])
-    width = decoder.hidden_size
-    head = Eagle3Config(
-        **decoder.layer_options(), feature_size=3 * width, vocab_size=decoder.vocab_size, draft_vocab_size=32_000
-    )
-    mesh = AbstractMesh(config.mesh.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    inits = partial(init_decoder, decoder), partial(init_eagle3, head)
-    master = sum(shares(init, mesh) for init in inits)
-    narrow = sum(shares(init, mesh, along=("expert", "tensor")) for init in inits) / 2
-    kept = cache_size(config, decoder, head)
-    assert tuple(map(round, (3 * master, master, narrow, kept))) == (state, gradients, copy, caches)
-    assert max(3 * master + narrow + kept, 5 * master + narrow) * GIB < 0.85 * GPU_BYTES, "no room for activations"
+    sizes = dict(feature_size=3 * decoder.hidden_size, vocab_size=decoder.vocab_size, draft_vocab_size=32_000)
+    head = Eagle3Config(**decoder.layer_options(), **sizes)
+    assert_fits(config, decoder, head, expected, 0.85 * GPU_BYTES)
 
 
 def count(tree: PyTree) -> int:

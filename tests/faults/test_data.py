@@ -1,7 +1,6 @@
 """Faults in the inputs of a run: problems, tokenizers, chat templates."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,12 +47,15 @@ def test_row_02_ids_beyond_the_policy_are_refused(wrong: int) -> None:
         worked_solutions([Problem(prompt="a", answer="", solution="!")], tokenizer, 9, vocab_size=12)
 
 
+@pytest.mark.parametrize(
+    ("listed", "stops"), [([3, 0], (0, 3)), ([1, 0], (0, 1)), (1, (0, 1)), (0, (0,)), (None, (0,)), ([], (0,))]
+)
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
-def test_row_03_stop_tokens_are_those_of_all_files(tmp_path: Path, file: str) -> None:
+def test_row_03_stop_tokens_are_of_all_files(tmp_path: Path, file: str, listed: object, stops: tuple[int, ...]) -> None:
     directory = write_word_tokenizer(tmp_path)
     (directory / "generation_config.json").unlink()
-    (directory / file).write_text(json.dumps({"eos_token_id": [3, 0]}))
-    assert HuggingFaceTokenizer(directory).stop_tokens == (0, 3)
+    (directory / file).write_text(json.dumps({"eos_token_id": listed}))
+    assert HuggingFaceTokenizer(directory).stop_tokens == stops
     change(directory / "tokenizer_config.json", eos_token=None)
     (directory / file).write_text(json.dumps({"eos_token_id": 0}))
     assert HuggingFaceTokenizer(directory).stop_tokens == (0,)
@@ -82,15 +84,11 @@ def test_row_09_half_a_surrogate_pair_is_named(tmp_path: Path, field: str) -> No
         read_problems(path, "q", "a", "s")
 
 
-def test_row_09_a_byte_order_mark_is_not_text(tmp_path: Path) -> None:
-    path = jsonl(tmp_path / "a.jsonl", {"q": "x", "a": 1}, mark="\ufeff")
-    assert read_problems(path, "q", "a") == [Problem(prompt="x", answer="1")]
-
-
-def test_row_09_a_system_message_may_be_empty(tmp_path: Path) -> None:
+def test_row_09_a_byte_order_mark_is_not_text_and_a_system_message_may_be_empty(tmp_path: Path) -> None:
     chat = (Message("system", ""), Message("user", "hello"))
-    path = jsonl(tmp_path / "a.jsonl", {"q": [message._asdict() for message in chat], "a": "1"})
-    assert read_problems(path, "q", "a")[0].prompt == chat
+    records = {"q": "x", "a": 1}, {"q": [message._asdict() for message in chat], "a": "1"}
+    path = jsonl(tmp_path / "a.jsonl", *records, mark="\ufeff")
+    assert read_problems(path, "q", "a") == [Problem(prompt=prompt, answer="1") for prompt in ("x", chat)]
 
 
 def test_row_09_messages_and_nested_fields_are_read(tmp_path: Path) -> None:
@@ -119,24 +117,18 @@ def test_row_09_messages_of_another_shape_are_named(tmp_path: Path, messages: ob
         read_problems(path, "q", "a")
 
 
-def named(directory: Path, template: object) -> None:
-    change(directory / "tokenizer_config.json", chat_template=template)
-
-
 @pytest.mark.parametrize(
-    ("set_template", "words"),
+    ("template", "words"),
     [
-        (lambda path: named(path, "{{ raise_exception('no system role') }}"), "no system role"),
-        (lambda path: named(path, "{% for m in messages %}"), "Unexpected end of template"),
-        (lambda path: named(path, "{{ messages[0].content + 1 }}"), ""),
-        (lambda path: named(path, [{"name": "tools", "template": "x"}]), ""),
+        ("{{ raise_exception('no system role') }}", "no system role"),
+        ("{% for m in messages %}", "Unexpected end of template"),
+        ("{{ messages[0].content + 1 }}", ""),
+        ([{"name": "tools", "template": "x"}], ""),
     ],
     ids=["raises", "syntax", "type", "named"],
 )
-def test_row_11_a_chat_template_that_fails_is_one_line(
-    tmp_path: Path, set_template: Callable[[Path], None], words: str
-) -> None:
+def test_row_11_a_chat_template_that_fails_is_one_line(tmp_path: Path, template: object, words: str) -> None:
     directory = write_word_tokenizer(tmp_path)
-    set_template(directory)
+    change(directory / "tokenizer_config.json", chat_template=template)
     with refuses(f"model.path = {directory}: ...chat template...{words}", ConfigError):
         HuggingFaceTokenizer(directory).chat("hello")

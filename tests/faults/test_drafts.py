@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from configs.schema import ArithmeticConfig, DataConfig, EvalConfig, RolloutOptions, RunConfig
-from configs.schema.networks import DraftConfig, ModelConfig
+from configs.override import override
 from launch.distillation import acceptance
 from launch.run.start import held_out_evaluator
 from launch.setup.experiment import build_experiment
-from models.config import DecoderConfig
 from models.hf.eagle3_dialects import Dialect
 from models.hf.eagle3_files import load_eagle3
+from tests.launch.programs import SMALLEST
 from tests.models.eagle3_checkpoints import ONE, VOCAB, Public
 from tests.refusals import refuses
 
@@ -35,36 +34,19 @@ def test_row_04_a_reduced_vocabulary_without_its_map_is_refused(tmp_path: Path, 
     assert load_eagle3(tmp_path / "all", ONE).target_ids is None
 
 
-SHAPE = dict(hidden_size=8, intermediate_size=8, num_heads=1, num_kv_heads=1, head_dim=8)
-RUN = RunConfig(
-    name="small",
-    steps=1,
-    model=ModelConfig(architecture=DecoderConfig(**SHAPE, vocab_size=15, num_layers=1, feature_layers=(0,))),
-    draft=DraftConfig(intermediate_size=8),
-    data=DataConfig(
-        tokenizer="characters",
-        prompts=2,
-        max_prompt_tokens=10,
-        held_out_count=8,
-        arithmetic=ArithmeticConfig(problems=24, max_terms=4),
-    ),
-    rollout=RolloutOptions(group_size=2, max_new_tokens=7, draft_length=2),
-    eval=EvalConfig(prompts=7),
-)
+SMALL = {"model.architecture.feature_layers": (0,), "draft.intermediate_size": 8, "data.held_out_count": 8}
+RUN = override(SMALLEST, SMALL | {"eval.prompts": 7})
 
 
-def test_row_29_acceptance_is_measured_on_no_more_sequences_at_a_time_than_a_step_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_row_29_acceptance_is_measured_on_no_more_sequences_than_a_step_has(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = list[int]()
 
     def measure(prompts: int) -> acceptance.HeldOutAcceptance:
         """Return the measured acceptance in a run with `prompts` prompts per step."""
         sizes.clear()
-        experiment = build_experiment(replace(RUN, data=replace(RUN.data, prompts=prompts)))
-        return acceptance.measure_acceptance(
-            experiment, experiment.networks.drafter, experiment.networks.params, 1.0, experiment.networks.params
-        )
+        experiment = build_experiment(override(RUN, {"data.prompts": prompts}))
+        params = experiment.networks.params
+        return acceptance.measure_acceptance(experiment, experiment.networks.drafter, params, 1.0, params)
 
     make_generate = acceptance.make_generate
 
@@ -85,8 +67,7 @@ def test_row_29_acceptance_is_measured_on_no_more_sequences_at_a_time_than_a_ste
 def test_row_29_evaluation_takes_no_more_sequences_at_a_time_than_a_step_has(
     monkeypatch: pytest.MonkeyPatch, prompts: int, samples: int, sizes: list[int]
 ) -> None:
-    config = replace(RUN, data=replace(RUN.data, prompts=prompts), eval=replace(RUN.eval, samples=samples))
     monkeypatch.setattr("launch.run.start.make_evaluate", lambda experiment, reward_fn, batches: lambda _: batches)
-    experiment = build_experiment(config)
+    experiment = build_experiment(override(RUN, {"data.prompts": prompts, "eval.samples": samples}))
     batches = held_out_evaluator(experiment, lambda *_: None)(experiment.networks.params)
     assert [len(batch.id) for batch in batches] == sizes  # pyright: ignore[reportGeneralTypeIssues]

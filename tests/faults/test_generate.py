@@ -41,6 +41,9 @@ def test_row_30_an_answer_is_streamed_with_the_tokens_of_a_rollout(experiment: E
     summary = answer_prompt(experiment, experiment.networks.params, PROMPT, 1, pieces.append)
     assert "".join(pieces) == text + "\n\n" and len(pieces) > 2
     assert summary.startswith(f"{BUDGET} tokens in ") and f"rollout.max_new_tokens = {BUDGET}" in summary
+    pieces.clear()
+    summary = answer_prompt(experiment, experiment.networks.params, PROMPT, 3, pieces.append)
+    assert len(pieces) == 3 and f" of 3 answers cut off at rollout.max_new_tokens = {BUDGET}" in summary
 
 
 def test_row_30_an_end_by_a_stop_token_is_printed(experiment: Experiment) -> None:
@@ -52,15 +55,7 @@ def test_row_30_an_end_by_a_stop_token_is_printed(experiment: Experiment) -> Non
     assert summary.endswith("ended by a stop token") and text.startswith("".join(pieces).removesuffix("\n\n"))
 
 
-def test_row_30_the_number_of_cut_off_answers_is_printed(experiment: Experiment) -> None:
-    pieces = list[str]()
-    summary = answer_prompt(experiment, experiment.networks.params, PROMPT, 3, pieces.append)
-    assert len(pieces) == 3 and f" of 3 answers cut off at rollout.max_new_tokens = {BUDGET}" in summary
-
-
-def test_row_30_decoding_that_retracts_text_loses_nothing(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_30_decoding_that_retracts_loses_nothing(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some tokenizers remove the space before a full stop when they decode it."""
     text, _, _ = whole_answer(experiment)
     decode = experiment.tokenizer.decode

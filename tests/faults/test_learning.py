@@ -1,16 +1,16 @@
 """Steps from which nothing can be learnt, and metrics without values."""
 
-import json
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxtyping import Array
 
 import launch.train
 from configs.schema import RolloutOptions, RunConfig
@@ -33,58 +33,71 @@ from specjax.train.selection import SelectionConfig
 from specjax.train.state import init_train_state
 from specjax.train.train_step import make_train_step
 from specjax.types import Params, Prompts, Reward, Rollout
-from tests.launch.programs import LEAST, argv
+from tests.launch.programs import LEAST, argv, flags, metrics
 from tests.refusals import assert_refused, refuses
 
 POLICY, WEIGHTS = tiny_policy()
+MESH = make_mesh(MeshConfig(1, 1, 1))
 PROMPTS = Prompts(jnp.zeros((2, 1), jnp.int32), jnp.ones(2, jnp.int32), jnp.arange(2, dtype=jnp.int32))
-CONFIG = TrainConfig(
-    rollout=RolloutConfig(group_size=2, max_new_tokens=6, draft_length=0), loss=LossConfig(kl_coefficient=0.1)
-)
+ROLLOUT = RolloutConfig(group_size=2, max_new_tokens=6, draft_length=0)
+CONFIG = TrainConfig(rollout=ROLLOUT, loss=LossConfig(kl_coefficient=0.1))
 # Metrics that are computed over trained tokens.
 OF_TRAINED = ("loss/policy", "loss/clip_fraction", "entropy", "ratio/mean", "ratio/max", "kl/reference")
 OF_TRAINED = (*OF_TRAINED, "rollout/logprob_gap_mean", "rollout/logprob_gap_max")
 
 
-def step_metrics(config: TrainConfig, score: Callable[[Rollout], Array]) -> dict[str, float]:
-    def scored(rollout: Rollout, prompts: Prompts) -> Reward:
-        return Reward(score(rollout), score(rollout))
+# Scores of the four rows, by the first prompt's id.
+SCORES = {
+    "by row": [0, 1, 2, 3],
+    "equal": [0, 0, 1, 1],
+    "one group": [0, 1, 1, 1],
+    "all equal": [0] * 4,
+    "not scored": [math.nan] * 4,
+}
 
-    mesh, params = make_mesh(MeshConfig(1, 1, 1)), Params(jax.tree.map(jnp.copy, WEIGHTS), {})
-    step = make_train_step(POLICY, NoDrafter(), scored, config, mesh)
-    _, _, metrics = step(init_train_state(params, config, mesh, with_reference=True), PROMPTS)
+
+@functools.cache
+def step_of(config: TrainConfig) -> Callable[..., Any]:
+    def scored(rollout: Rollout, prompts: Prompts) -> Reward:
+        values = jnp.array([*SCORES.values()], jnp.float32)[prompts.id[0], : len(rollout.lengths)]
+        return Reward(values, values)
+
+    return make_train_step(POLICY, NoDrafter(), scored, config, MESH)
+
+
+def step_metrics(config: TrainConfig, scores: str) -> dict[str, float]:
+    params = Params(jax.tree.map(jnp.copy, WEIGHTS), {})
+    prompts = replace(PROMPTS, id=jnp.array([[*SCORES].index(scores), 99], jnp.int32))
+    _, _, metrics = step_of(config)(init_train_state(params, config, MESH, with_reference=True), prompts)
     return {name: float(value) for name, value in metrics.items()}
 
 
-def by_row(rollout: Rollout) -> Array:
-    return jnp.arange(len(rollout.lengths), dtype=jnp.float32)
-
-
 @pytest.mark.parametrize(
-    ("config", "score"),
+    ("config", "scores"),
     [
-        (CONFIG, lambda rollout: by_row(rollout) * jnp.nan),
+        (CONFIG, "not scored"),
         # Without a stop token, every completion is truncated.
-        (replace(CONFIG, selection=SelectionConfig(drop_truncated=True)), by_row),
-        (replace(CONFIG, selection=SelectionConfig(groups=2)), lambda rollout: 0 * by_row(rollout)),
+        (replace(CONFIG, selection=SelectionConfig(drop_truncated=True)), "by row"),
+        (replace(CONFIG, selection=SelectionConfig(groups=2)), "all equal"),
     ],
     ids=["not scored", "dropped", "not selected"],
 )
-def test_row_08_metrics_without_a_trained_token_have_no_value(
-    config: TrainConfig, score: Callable[[Rollout], Array]
-) -> None:
-    metrics = step_metrics(config, score)
+def test_row_08_metrics_without_a_trained_token_have_no_value(config: TrainConfig, scores: str) -> None:
+    metrics = step_metrics(config, scores)
     assert [name for name in OF_TRAINED if not math.isnan(metrics[name])] == []
     assert metrics["groups/sequences_trained"] == metrics[ADVANTAGES] == metrics["grad_norm/policy"] == 0
     assert metrics["rollout/logprob_alarm"] == metrics["update/skipped"] == 0
 
 
 def test_row_08_metrics_with_trained_tokens_have_values() -> None:
-    equal = step_metrics(CONFIG, lambda rollout: by_row(rollout) // 2)
+    """Also with groups of one, whose baseline is the batch's."""
+    equal = step_metrics(CONFIG, "equal")
     assert all(math.isfinite(equal[name]) for name in OF_TRAINED)
     assert equal["groups/sequences_trained"] == 4 and equal[ADVANTAGES] == 0
-    one_group = step_metrics(CONFIG, lambda rollout: jnp.minimum(by_row(rollout), 1))
-    assert one_group[ADVANTAGES] == 2 and step_metrics(CONFIG, by_row)[ADVANTAGES] == 4
+    assert step_metrics(CONFIG, "one group")[ADVANTAGES] == 2 and step_metrics(CONFIG, "by row")[ADVANTAGES] == 4
+    ones = replace(CONFIG.rollout, group_size=1)
+    batch = replace(CONFIG, rollout=ones, advantage=AdvantageConfig("batch", "batch"))
+    assert step_metrics(batch, "by row")[ADVANTAGES] == 2
 
 
 def test_row_08_means_of_no_round_have_no_value() -> None:
@@ -101,20 +114,15 @@ def test_row_08_a_group_of_one_is_refused_where_its_group_is_its_baseline(baseli
     one, said = replace(CONFIG.rollout, group_size=1), f"rollout.group_size = 1: ...2...advantage.baseline = {baseline}"
     alone = replace(CONFIG, rollout=one, advantage=AdvantageConfig(baseline, "none"))  # pyright: ignore[reportArgumentType]
     with refuses(said):
-        step_metrics(alone, by_row)
+        step_metrics(alone, "by row")
     words = {"--rollout.group-size": "1", "--advantage.baseline": baseline, "--advantage.scale": "none"}
     with refuses(said, ConfigError):
         launch.train.main(argv("tiny", words))
 
 
-def test_row_08_a_group_of_one_learns_with_the_baseline_of_the_batch() -> None:
-    one = replace(CONFIG.rollout, group_size=1)
-    batch = replace(CONFIG, rollout=one, advantage=AdvantageConfig("batch", "batch"))
-    assert step_metrics(batch, by_row)[ADVANTAGES] == 2
-
-
 RUN = RunConfig(name="a", steps=9, rollout=RolloutOptions(group_size=4, max_new_tokens=32, draft_length=0))
 RUN = replace(RUN, data=replace(RUN.data, prompts=2))
+EQUAL = {"groups/zero_variance": 2}
 DROPPING = replace(RUN, selection=SelectionConfig(drop_truncated=True))
 
 
@@ -130,24 +138,16 @@ def warned(config: RunConfig, *metrics: dict[str, float]) -> list[tuple[int, str
 @pytest.mark.parametrize(
     ("config", "metrics", "expected"),
     [
-        (
-            RUN,
-            {"reward/failed": 8, "reward/mean": math.nan, "groups/zero_variance": 2},
-            "100%...scored...reward.scorer",
-        ),
+        (RUN, {"reward/failed": 8, "reward/mean": math.nan} | EQUAL, "100%...scored...reward.scorer"),
         (DROPPING, {"rollout/truncated": 1}, "100%...max_new_tokens = 32...dropped...selection.drop_truncated"),
-        (
-            RUN,
-            {"rollout/truncated": 1, "reward/mean": 0, "groups/zero_variance": 2},
-            "100%...max_new_tokens = 32...100%",
-        ),
-        (RUN, {"groups/zero_variance": 2, "reward/mean": 1}, "100% of the groups...mean reward 1...rollout.group_size"),
-        (DROPPING, {"rollout/truncated": 0.5, "groups/zero_variance": 2}, "100% of the groups...50%...dropped"),
+        (RUN, {"rollout/truncated": 1, "reward/mean": 0} | EQUAL, "100%...max_new_tokens = 32...100%"),
+        (RUN, EQUAL | {"reward/mean": 1}, "100% of the groups...mean reward 1...rollout.group_size"),
+        (DROPPING, EQUAL | {"rollout/truncated": 0.5}, "100% of the groups...50%...dropped"),
         (RUN, {}, "no sequence had an advantage"),
     ],
     ids=["failed", "dropped", "budget", "equal", "two causes", "unknown"],
 )
-def test_row_08_steps_without_an_advantage_are_warned_of_with_their_cause(
+def test_row_08_steps_without_an_advantage_have_a_cause(
     config: RunConfig, metrics: dict[str, float], expected: str
 ) -> None:
     assert warned(config, *[metrics] * (PATIENCE - 1)) == []
@@ -165,13 +165,13 @@ def test_row_08_warnings_of_nothing_learnt_become_rare_and_end() -> None:
 
 def test_row_08_a_run_warns_and_writes_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = {"--steps": f"{PATIENCE}", "--out": "run", "--rollout.max-new-tokens": "2", "--rollout.draft-length": "0"}
-    words |= {"--selection.drop-truncated": "True", "--draft.kind": "none", "draft.lookup.kind": "none"}
-    words |= {"--rollout.stop-tokens": "0", "--rollout.law.temperature": "0.01"}
-    words |= {"checkpoint.best": None, "speedup.steps": 0}
-    assert launch.train.main(argv("tiny", LEAST | words)) == 0
-    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
-    assert [line["ratio/mean"] for line in lines] == [None] * PATIENCE
+    words = LEAST | flags(
+        f"--steps {PATIENCE} --out run --rollout.max-new-tokens 2 --rollout.draft-length 0 --rollout.stop-tokens 0",
+        "--rollout.law.temperature 0.01 --selection.drop-truncated True --draft.kind none",
+    )
+    words |= {"draft.lookup.kind": "none", "checkpoint.best": None, "speedup.steps": 0}
+    assert launch.train.main(argv("tiny", words)) == 0
+    assert [line["ratio/mean"] for line in metrics(Path("run"))] == [None] * PATIENCE
     assert "dropped" in Path("run/diary.jsonl").read_text()
 
 

@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from configs.schema import ArithmeticConfig, DataConfig, RolloutOptions, RunConfig
+from configs.override import override
 from configs.schema.networks import DraftConfig, ModelConfig
 from launch.cli.errors import ConfigError
 from launch.setup.conversion import ConvertArgs, convert
 from launch.setup.experiment import build_experiment
 from models.checkpoints.draft import load_draft_checkpoint, load_named_draft, save_draft_checkpoint, save_named_draft
-from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import init_eagle3
 from models.drafts.mtp import init_mtp, mtp_config
@@ -33,26 +32,12 @@ from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.train.config import TrainConfig
 from specjax.train.state import init_train_state
 from specjax.types import Params, Policy, PyTree
+from tests.launch.programs import ONE_LAYER, SMALLEST
 from tests.models.eagle3_checkpoints import Public
 from tests.refusals import refuses
 
-SHAPE = dict(hidden_size=8, intermediate_size=8, num_heads=1, num_kv_heads=1, head_dim=8, vocab_size=15)
-SMALL = DecoderConfig(**SHAPE, num_layers=1, max_positions=17)
-# Prompts and completions of at most 10 + 7 = 17 tokens.
-CONFIG = RunConfig(
-    name="small",
-    steps=1,
-    model=ModelConfig(architecture=SMALL, dtype="float32"),
-    draft=DraftConfig(kind="none"),
-    data=DataConfig(
-        tokenizer="characters",
-        prompts=2,
-        max_prompt_tokens=10,
-        held_out_count=4,
-        arithmetic=ArithmeticConfig(problems=24, max_terms=4),
-    ),
-    rollout=RolloutOptions(group_size=2, max_new_tokens=7, draft_length=0),
-)
+SMALL = replace(ONE_LAYER, max_positions=17)
+CONFIG = override(SMALLEST, {"model.architecture": SMALL, "draft.kind": "none", "rollout.draft_length": 0})
 LONGER = replace(CONFIG, rollout=replace(CONFIG.rollout, max_new_tokens=8))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+import launch.train
 from configs.schema import RunConfig
 from launch.cli.console import console
 from launch.cli.errors import ConfigError
@@ -26,6 +27,7 @@ from launch.run.history import cut_after, records_of
 from launch.run.logs import EventLog
 from specjax.checkpoint import Checkpointer
 from specjax.types import Params, TrainState
+from tests.launch.programs import LEAST, argv
 from tests.launch.test_report import run_of
 from tests.refusals import assert_refused, refuses
 
@@ -36,7 +38,6 @@ HOLDER = """
 import sys
 from pathlib import Path
 from launch.cli.lock import exclusive
-
 with exclusive("out", Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -61,6 +62,8 @@ def test_row_13_a_directory_is_locked_as_long_as_its_holder_lives(tmp_path: Path
             with open_run(replace(config, resume=resume)):
                 pass
         assert time.monotonic() - start < 2
+    with refuses(f"out = {tmp_path / 'a'}: process {holder.pid} on ", ConfigError):
+        launch.train.main(argv("tiny", LEAST | {"--out": str(tmp_path / "a")}))
     with exclusive("out", tmp_path / "b"):
         pass
     if ending == "sigkill":
@@ -211,17 +214,13 @@ from launch.cli.options import run_program
 from launch.cli.unfinished import Unfinished
 from specjax.checkpoint import Checkpointer
 from specjax.types import Params, TrainState
-
 def arrays(count):
     return {f"x{i}": jnp.arange(count) * 1.1 for i in range(60)}
-
 def fill():
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
-
 def state(count):
     return TrainState(jnp.int32(1), Params(arrays(count), {}), Params({}, {}), None)
-
 def checkpoint(directory):
     with Checkpointer(directory, keep=2) as saves:
         saves.save(3, state(1), {}, {})
@@ -229,17 +228,14 @@ def checkpoint(directory):
         fill()
         saves.save(6, state(10**5), {}, {})
         saves.save(9, state(1), {}, {})
-
 def phase(directory):
     with Unfinished(directory).phase("warm-up", 9, "steps") as phase:
         phase.finish({"networks": arrays(1)}, save=True)
         fill()
         phase.finish({"networks": arrays(10**5)}, save=True)
-
 def main(argv):
     globals()[argv[0]](Path(argv[1]))
     return 0
-
 raise SystemExit(run_program(main))
 """
 
@@ -258,9 +254,7 @@ def test_row_17_failed_writes_end_in_one_line(tmp_path: Path, what: str, path: s
 
 
 @pytest.mark.parametrize("out", ["", "/proc/run", "file/run"])
-def test_row_17_a_directory_that_cannot_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str
-) -> None:
+def test_row_17_an_unwritable_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, out: str) -> None:
     monkeypatch.chdir(tmp_path)
     Path("file").touch()
     with refuses(f"out = {out or repr(out)}: ", ConfigError), open_run(replace(CONFIG, out=out)):
@@ -279,7 +273,6 @@ def test_row_19_names_are_printed_as_they_are(tmp_path: Path, name: str, capsys:
 
 def test_row_19_no_console_reads_markup() -> None:
     root = Path(__file__).parents[2]
-    consoles = [
-        line for path in root.glob("launch/**/*.py") for line in path.read_text().splitlines() if "Console(" in line
-    ]
+    lines = [line for path in root.glob("launch/**/*.py") for line in path.read_text().splitlines()]
+    consoles = [line for line in lines if "Console(" in line]
     assert consoles and all("markup=False, emoji=False" in line for line in consoles)

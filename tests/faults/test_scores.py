@@ -61,9 +61,7 @@ def test_row_01_a_scorer_that_forks_gets_its_own_values(pool: RewardPool, comman
 HOSTILE = {
     **{text: text for text in ("raise no", "hang", "exit", "sys_exit", "interrupt", "text", "none")},
     **{text: text for text in ("value nan", "value inf", "value 1e300", "forge [0.0, 9.0]", 'forge ["9"]', "forge {}")},
-    "scribbled text": "scribble x",
-    "zeros": "scribble " + "\0" * 8,
-    "object": "scribble {}",
+    **{"scribbled text": "scribble x", "zeros": "scribble " + "\0" * 8, "object": "scribble {}"},
     "null": "scribble null",
     "foreign": "scribble [1, 0, 2, [9.0]]",
     "nested": "scribble [[1], 0, 0, [9.0]]",
@@ -73,9 +71,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("command", HOSTILE.values(), ids=HOSTILE)
-def test_row_01_a_scorer_that_fails_or_writes_to_the_socket_loses_only_its_sample(
-    pool: RewardPool, command: str
-) -> None:
+def test_row_01_a_scorer_that_fails_or_writes_to_the_socket_loses_one_sample(pool: RewardPool, command: str) -> None:
     start = time.monotonic()
     values = score(pool, "value 1", command, *(f"value {i}" for i in range(2, 20)))
     np.testing.assert_array_equal(values, [1, np.nan, *range(2, 20)])
@@ -104,9 +100,7 @@ def test_failures_are_logged_once_for_each_kind(caplog: pytest.LogCaptureFixture
         assert said.startswith("reward.scorer = sample_scorers:by_command: ") and reason in said
 
 
-def test_what_scorers_print_is_cut_and_labelled(
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_prints_are_cut_and_labelled(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
     with new_pool() as pool:
         assert score(pool, *["print 10000000"] * 4) == [1.0] * 4
     said = [record.getMessage() for record in caplog.records]
@@ -124,11 +118,8 @@ def test_calls_from_several_threads_keep_their_own_results(pool: RewardPool) -> 
             np.testing.assert_array_equal(values, [*[number] * 20, np.nan, number + 0.5])
 
 
-def test_workers_import_neither_jax_nor_numpy(pool: RewardPool) -> None:
+def test_workers_import_neither_jax_nor_numpy_and_one_that_died_idle_costs_no_sample(pool: RewardPool) -> None:
     assert score(pool, "imported sys", "imported jax", "imported numpy") == [1.0, 0.0, 0.0]
-
-
-def test_a_worker_that_died_idle_costs_no_sample(pool: RewardPool) -> None:
     pids = [int(pid) for pid in set(score(pool, *["pid"] * 16))]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
@@ -184,16 +175,14 @@ def test_no_process_outlives_the_program(ending: str) -> None:
 @pytest.mark.parametrize(
     ("scorer", "reason"),
     [
-        ("nonsense", ""),
-        ("no_such_module:f", ""),
-        ("sample_scorers:missing", ""),
+        *((name, "") for name in ("nonsense", "no_such_module:f", "sample_scorers:missing")),
         ("sample_scorers:NOT_A_FUNCTION", ""),
         ("exits:f", "SystemExit: 3"),
         ("interrupts:f", "KeyboardInterrupt"),
         ("dies:f", "does not start: died"),
     ],
 )
-def test_a_scorer_that_cannot_be_imported_is_a_config_error(
+def test_a_scorer_without_import_is_refused(
     scorer: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for module, line in {"exits": "exit(3)", "interrupts": "raise KeyboardInterrupt", "dies": "os._exit(0)"}.items():
@@ -209,26 +198,21 @@ def write(path: Path, *lines: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("number", "answer"),
-    [("0.00001", "0.00001"), ("1e16", "10000000000000000"), ("-2.50E-3", "-0.00250"), ("7", "7"), ("-0.0", "-0.0")],
-)
-def test_row_05_numbers_are_written_out(tmp_path: Path, number: str, answer: str) -> None:
-    path = write(tmp_path / "a.jsonl", f'{{"q": "x", "a": {number}, "unused": NaN}}')
-    assert read_problems(path, "q", "a")[0].answer == answer
+def test_row_05_numbers_are_written_out(tmp_path: Path) -> None:
+    given = {"0.00001": "0.00001", "1e16": "10000000000000000", "-2.50E-3": "-0.00250", "7": "7", "-0.0": "-0.0"}
+    path = write(tmp_path / "a.jsonl", *(f'{{"q": "x", "a": {number}, "unused": NaN}}' for number in given))
+    assert [problem.answer for problem in read_problems(path, "q", "a")] == [*given.values()]
 
 
-@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1e-999", "1" * 400])
-def test_row_05_numbers_that_are_not_finite_are_refused(tmp_path: Path, number: str) -> None:
-    path = write(tmp_path / "a.jsonl", '{"q": "x", "a": 1}', f'{{"q": "x", "a": {number}}}')
-    with refuses("/...a.jsonl:2: field 'a'", ConfigError):
-        read_problems(path, "q", "a")
+def test_row_05_numbers_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    for number in ("NaN", "Infinity", "-Infinity", "1e999", "-1e999", "1e-999", "1" * 400):
+        path = write(tmp_path / "a.jsonl", '{"q": "x", "a": 1}', f'{{"q": "x", "a": {number}}}')
+        with refuses("/...a.jsonl:2: field 'a'", ConfigError):
+            read_problems(path, "q", "a")
 
 
 @pytest.mark.parametrize(("scorer", "good"), [("math", ["0.00001", "\\frac{1}{2}", "70,000"]), ("exact", ["7", "a b"])])
-def test_row_05_answers_that_cannot_score_are_counted(
-    scorer: str, good: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_row_05_unscorable_answers_are_counted(scorer: str, good: list[str], caplog: pytest.LogCaptureFixture) -> None:
     if scorer == "math":
         pytest.importorskip("math_verify")
     bad = "four{" if scorer == "math" else "#4"

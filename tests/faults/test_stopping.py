@@ -35,20 +35,14 @@ from launch.run.supervised_warmup import warm_up
 from launch.setup.experiment import Experiment, build_experiment
 from specjax.checkpoint import Checkpointer
 from specjax.types import Params, TrainState
-from tests.launch.programs import LEAST, argv
+from tests.launch.programs import LEAST, argv, flags
 from tests.launch.test_unfinished import SignalAfter, stopping_after
 from tests.refusals import refuses
 
-SMALL = LEAST | {
-    "--rollout.max-new-tokens": "24",
-    "--warmup.steps": "4",
-    "--warmup.batch-size": "4",
-    "--distill.steps": "6",
-    "--distill.answers": "32",
-    "--distill.chunks": "2",
-    "--distill.batch-size": "8",
-    "--distill.microbatches": "1",
-}
+SMALL = LEAST | flags(
+    "--rollout.max-new-tokens 24 --warmup.steps 4 --warmup.batch-size 4 --distill.steps 6 --distill.answers 32",
+    "--distill.chunks 2 --distill.batch-size 8 --distill.microbatches 1",
+)
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +68,8 @@ def test_row_14_warm_up_and_distillation_continue_bit_for_bit(experiment: Experi
             break
         except Stopped as stopped:
             stops += 1
-            assert stopped.signal == signal.SIGTERM and re.search(
-                r": stopped after \d+ of \d+ .*(--resume|starts again)", str(stopped)
-            )
+            assert stopped.signal == signal.SIGTERM
+            assert re.search(r": stopped after \d+ of \d+ .*(--resume|starts again)", str(stopped))
             assert stops < 50
     assert stops > 1
     jax.tree.map(np.testing.assert_array_equal, params, expected)
@@ -154,13 +147,9 @@ def set_signals(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda signals: monkeypatch.setattr("launch.evaluate.StopSignals", lambda say: nullcontext(signals))
 
 
-def test_row_14_an_evaluation_continues_where_it_stopped(
-    set_signals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_14_an_evaluation_continues(set_signals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = {name: value for name, value in LEAST.items() if "warmup" not in name and "distill" not in name}
-    words = {name: value for name, value in words.items() if not name.startswith(("--eval", "--probe", "--checkpoint"))}
-    words |= {"--data.prompts": "4", "--samples": "2", "--save": "saved.jsonl"}
+    words = LEAST | {"--data.prompts": "4", "--samples": "2", "--save": "saved.jsonl"}
 
     def evaluate(results: str, signals: Any) -> None:
         set_signals(signals)
@@ -172,6 +161,7 @@ def test_row_14_an_evaluation_continues_where_it_stopped(
     loading = 3
     with pytest.raises(Stopped, match="stopped after 2 of 4 batches; the same command"):
         evaluate("parts.json", SignalAfter(loading + 2))
+    assert Path(f"parts.json.{UNFINISHED}").is_dir()
     with pytest.raises(Stopped, match="stopped after 3 of 4 batches"):
         evaluate("parts.json", SignalAfter(loading + 1))
     evaluate("parts.json", None)
@@ -196,9 +186,8 @@ def test_row_27_a_log_gets_a_line_before_the_first_unit_and_few_after(monkeypatc
     lines = lines_of(phase, output, [1.0] * 100)
     assert lines[0] == "distillation: 0 of 100 steps; compiling .."
     assert 5 < len(lines) < 40
-    assert all(
-        re.fullmatch(r"distillation: \d+ of 100 steps, loss 2.0(, [\d,]+ tokens/s, .* left)?", x) for x in lines[2:-1]
-    )
+    line = re.compile(r"distillation: \d+ of 100 steps, loss 2.0(, [\d,]+ tokens/s, .* left)?")
+    assert all(map(line.fullmatch, lines[2:-1]))
     assert lines[-1].startswith("distillation: 100 of 100 steps, loss 2.0, ") and "left" not in lines[-1]
 
 
@@ -235,14 +224,8 @@ def test_row_28_the_second_start_compiles_nothing(tmp_path: Path) -> None:
     environment = {**os.environ, "SPECJAX_CACHE": str(tmp_path / "cache"), "JAX_PLATFORMS": "cpu"}
     counts = []
     for run in ("first", "second"):
-        command = [
-            sys.executable,
-            "-c",
-            COUNT,
-            *argv("tiny", words | {"--out": str(tmp_path / run)}),
-            "--speedup.steps",
-            "0",
-        ]
+        own = [*argv("tiny", words | {"--out": str(tmp_path / run)}), "--speedup.steps", "0"]
+        command = [sys.executable, "-c", COUNT, *own]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
         assert ended.returncode == 0, ended.stderr
         counts.append(int(ended.stdout.rsplit(": ", 1)[1]))

@@ -82,9 +82,7 @@ def test_row_12_the_times_of_steps_sum_to_the_clock(monkeypatch: pytest.MonkeyPa
 STEP = {"reward/mean": 0.0, "reward/accuracy": 0.5, "rollout/tokens": 100.0, "rollout/acceptance_length": 2.0}
 
 
-def test_row_12_lines_are_averages_over_the_steps_since_the_line_before(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_row_12_lines_are_averages_since_the_line_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with MetricLog(tmp_path, print_every=4) as metric_log:
         for number in range(1, 11):
             # The first step compiles. The fifth has no acceptance length, and an evaluation follows the sixth.
@@ -98,7 +96,7 @@ def test_row_12_lines_are_averages_over_the_steps_since_the_line_before(
     assert lines[2] == ["8", "7.500", "50.0%", "2.00", "27", "3.75"] and len(lines) == 3
 
 
-def test_a_line_of_an_asynchronous_run_has_its_lag_and_the_idle_times_of_both_meshes(
+def test_a_line_of_an_asynchronous_run_has_its_lag_and_idle_times(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with MetricLog(tmp_path) as metric_log:

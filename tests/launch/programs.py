@@ -18,11 +18,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from configs.schema import RunConfig
+from configs.override import override
+from configs.schema import ArithmeticConfig, RunConfig
 from launch.cli.fields import fields_of
 from launch.cli.recipe_options import RECIPE_ONLY, reads
 from launch.run.directory import CHECKPOINTS
 from launch.setup.experiment import Experiment
+from models.config import DecoderConfig
 from specjax.checkpoint import Checkpointer
 from specjax.train.state import init_train_state
 from specjax.types import PyTree
@@ -68,19 +70,36 @@ FEW = changes(
     "--rollout.max-new-tokens 20 --warmup.steps 2 --warmup.batch-size 4 --distill.steps 0",
 )
 
+ONE_LAYER = DecoderConfig(
+    vocab_size=15, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8
+)
+# A run without a recipe. Prompts and completions have at most 17 tokens.
+SMALLEST = override(
+    RunConfig(name="smallest", steps=1),
+    {
+        **{"model.architecture": ONE_LAYER, "model.dtype": "float32", "data.tokenizer": "characters"},
+        **{"data.prompts": 2, "data.max_prompt_tokens": 10, "data.held_out_count": 4, "rollout.group_size": 2},
+        **{"data.arithmetic": ArithmeticConfig(problems=24, max_terms=4), "rollout.max_new_tokens": 7},
+        **{"rollout.draft_length": 2},
+    },
+)
+
 Refusal = Callable[..., str]
 """The fixture of that name: a program, its arguments and the number of refusals -> a line for each."""
 
 
 def argv(config: str, options: Options) -> list[str]:
-    """Return a command line. Changes, and options that only recipes have, are written to a new recipe file."""
+    """Return a command line. Changes, and options that only recipes have, are written to a new recipe file.
+
+    None leaves an option out.
+    """
     changed, words = {}, []
     for name, value in options.items():
         if not name.startswith("--"):
             changed[name] = value
         elif name in FIELDS and reads(RECIPE_ONLY, FIELDS[name].path):
             changed |= changes(f"{name} {value}")
-        else:
+        elif value is not None:
             words += [name, *value.split(" ")]
     return [changed_recipe(config, repr(changed)) if changed else config, *words]
 
@@ -150,14 +169,22 @@ def saved_state(run: Path, step: int) -> PyTree:
 
 def _saved_item(checkpointer: ocp.PyTreeCheckpointer, path: Path) -> PyTree:
     names = checkpointer.metadata(path).item_metadata.tree
-    return checkpointer.restore(
-        path, restore_args=jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), names)
-    )
+    arrays = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), names)
+    return checkpointer.restore(path, restore_args=arrays)
 
 
 def metrics(run: Path) -> list[dict[str, float | None]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def measured(line: dict[str, float | None]) -> set[str]:
-    return {name for name, value in line.items() if value is not None}
+def without_times(run: Path) -> list[dict[str, float | None]]:
+    """Return the metrics of each step that do not depend on the machine."""
+    lines = metrics(run)
+    return [{name: line[name] for name in line if not name.startswith(("time/", "perf/"))} for line in lines]
+
+
+def assert_same_run(run: Path, other: Path, step: int) -> None:
+    """Verify that two runs have the same metrics, up to times, and the same state after `step`."""
+    for line, expected in zip(without_times(run), without_times(other), strict=True):
+        assert line == expected
+    jax.tree.map(np.testing.assert_array_equal, saved_state(run, step), saved_state(other, step))

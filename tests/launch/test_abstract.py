@@ -8,11 +8,12 @@ import pytest
 
 from configs.override import override
 from launch.cli.options import parse_run
+from launch.cli.recipes import load_recipe
 from launch.setup.experiment import abstract_experiment, build_experiment
 from launch.setup.state import abstract_state, fresh_state
 from models.config import ExpertsConfig
 from models.files import read_json, write_json
-from specjax.parallel.mesh import MeshConfig, make_mesh
+from specjax.parallel.mesh import make_mesh
 from tests.launch.programs import FEW, Options, argv, changes
 
 SMALL = FEW | changes(
@@ -25,6 +26,9 @@ def described(tree: Any) -> list[tuple[Any, ...]]:
     return [(path, x.shape, x.dtype, x.sharding) for path, x in jax.tree.leaves_with_path(tree)]
 
 
+EXPERTS = {"model.architecture.experts": ExpertsConfig(num_experts=4, active=2, intermediate_size=8)}
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -33,26 +37,15 @@ def described(tree: Any) -> list[tuple[Any, ...]]:
         changes("--draft.lookup.kind history --draft-training.replay 2"),
         changes("--draft.kind mtp --draft.mtp-convention mimo --model.feature-layers"),
         changes("--draft.kind none --rollout.draft-length 0 --model.param-dtype bfloat16"),
+        # Muon has a matrix of moments for each expert.
+        changes("--policy-optimizer.kind muon --mesh.data 1 --mesh.expert 2") | EXPERTS,
     ],
-    ids=["eagle3", "reduced vocabulary", "history", "mtp", "none"],
+    ids=["eagle3", "reduced vocabulary", "history", "mtp", "none", "experts"],
 )
 def test_the_abstract_state_has_the_structure_of_the_runs(options: Options):
-    config = parse_run(argv("tiny", SMALL | options), "", "")
+    config = override(load_recipe("tiny"), SMALL | options)
     real, abstract = build_experiment(config), abstract_experiment(config, make_mesh(config.mesh))
     assert abstract.config == real.config
-    assert described(abstract_state(abstract)) == described(fresh_state(real, real.networks.params, None))
-
-
-def test_the_abstract_state_with_experts_has_the_structure_of_the_runs():
-    """Muon has a matrix of moments for each expert."""
-    config = override(
-        parse_run(argv("tiny", SMALL | changes("--policy-optimizer.kind muon")), "", ""),
-        {
-            "model.architecture.experts": ExpertsConfig(num_experts=4, active=2, intermediate_size=8),
-            "mesh": MeshConfig(fsdp=2, expert=2, tensor=2),
-        },
-    )
-    real, abstract = build_experiment(config), abstract_experiment(config, make_mesh(config.mesh))
     assert described(abstract_state(abstract)) == described(fresh_state(real, real.networks.params, None))
 
 

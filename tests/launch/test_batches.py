@@ -17,9 +17,8 @@ TOKENIZER = ByteTokenizer()
 
 
 def table(*prompts: str) -> PromptTable:
-    return PromptTable.build(
-        [Problem(prompt=prompt, answer="") for prompt in prompts], TOKENIZER, max_length=4, vocab_size=257
-    )
+    problems = [Problem(prompt=prompt, answer="") for prompt in prompts]
+    return PromptTable.build(problems, TOKENIZER, max_length=4, vocab_size=257)
 
 
 def numbers(count: int) -> PromptTable:
@@ -102,9 +101,8 @@ def test_fixed_batches_cover_the_table_once(count: int, size: int, expected: lis
 def test_solutions_are_joined_to_their_prompts_and_ended():
     problems = arithmetic(seed=0, count=30, min_terms=2, max_terms=3, max_value=9)
     solutions = worked_solutions(problems, TOKENIZER, length=40, vocab_size=257)
-    for problem, row, batch_row in zip(
-        problems, solutions.tokens, solutions.batch(np.arange(30)).completion, strict=True
-    ):
+    completions = solutions.batch(np.arange(30)).completion
+    for problem, row, batch_row in zip(problems, solutions.tokens, completions, strict=True):
         prompt, solution = problem.prompt.encode(), [*(problem.solution or "").encode(), 256]
         assert row.tolist() == [*prompt, *solution] + [0] * (40 - len(prompt) - len(solution))
         assert np.flatnonzero(batch_row).tolist() == [*range(len(prompt), len(prompt) + len(solution))]

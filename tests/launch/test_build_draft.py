@@ -20,17 +20,21 @@ from launch.setup.drafts.eagle3 import Eagle3Draft
 from launch.setup.experiment import Experiment, build_experiment
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
 from models.checkpoints.made_for import MadeFor, state_made_for
-from models.config import DecoderConfig
 from models.decoder import init_decoder
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
+from models.drafts.mtp import init_mtp, mtp_config
 from models.files import read_json, write_json
+from models.hf.config import read_hf_config
 from models.hf.eagle3_dialects import Dialect
 from models.hf.eagle3_files import save_eagle3
+from models.hf.load import load_policy
 from models.hf.save import save_policy
 from models.params import init_params
 from specjax.drafters import HeadDrafter
 from specjax.parallel.mesh import MeshConfig, make_mesh
-from tests.launch.programs import Options, argv
+from specjax.types import PyTree
+from tests.launch.checkpoints import WORDS, write_tokenizer
+from tests.launch.programs import ONE_LAYER, Options, argv
 from tests.refusals import refuses
 
 # The policy of tests.launch.checkpoints: 9 words, hidden size 16, 2 layers.
@@ -42,11 +46,14 @@ IDS = np.array([0, 6, 7, 8], np.int32)
 Write = Callable[..., str]
 
 
+def drawn(head: Eagle3Config) -> PyTree:
+    return init_params(partial(init_eagle3, head), jax.random.key(7), make_mesh(MeshConfig()))
+
+
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
     def write(head: Eagle3Config = HEAD, ids: np.ndarray | None = IDS, layers: tuple[int, ...] = (0, 1)) -> str:
-        params = init_params(partial(init_eagle3, head), jax.random.key(7), make_mesh(MeshConfig()))
-        save_draft_checkpoint(tmp_path / "draft", params, head, ids, layers)
+        save_draft_checkpoint(tmp_path / "draft", drawn(head), head, ids, layers)
         return str(tmp_path / "draft")
 
     return write
@@ -68,29 +75,24 @@ def test_a_run_starts_from_the_saved_draft(shrunk: Options, write: Write):
     assert isinstance(networks.draft, Eagle3Draft) and networks.draft.head == replace(HEAD, param_dtype="float32")
     assert isinstance(networks.drafter, HeadDrafter) and networks.drafter.unroll == 2
     np.testing.assert_array_equal(networks.drafter.target_ids, IDS)
-    saved = init_params(partial(init_eagle3, HEAD), jax.random.key(7), make_mesh(MeshConfig()))
-    same = jax.tree.map(lambda x, y: x.dtype == "float32" and np.array_equal(x, y), networks.params.draft, saved)
-    assert all(jax.tree.leaves(same))
+    found = networks.params.draft
+    assert jax.tree.all(jax.tree.map(lambda x, y: x.dtype == "float32" and np.array_equal(x, y), found, drawn(HEAD)))
 
 
 def test_options_determine_a_random_head(shrunk: Options):
     options = {"--draft.head.num-layers": "2", "--draft.head.sliding-window": "5", "--draft.head.fc-norm": "True"}
     draft = run(shrunk | options | {"--draft.head.norm-output": "True", "--draft.head.qk-norm": "True"}).networks.draft
-    assert isinstance(draft, Eagle3Draft)
     head = draft.head
-    assert head.num_layers == 2 and head.sliding_window == 5 and head.qk_norm
-    assert head.fc_norm and head.norm_output and not head.norm_before_fc and not head.norm_before_residual
+    assert (head.num_layers, head.sliding_window) == (2, 5) and head.qk_norm and head.fc_norm and head.norm_output
+    assert not head.norm_before_fc and not head.norm_before_residual
 
 
 @pytest.mark.slow
 def test_a_head_without_stated_layers_reads_eagle3s(tmp_path: Path):
-    shape = dict(hidden_size=8, intermediate_size=8, num_heads=1, num_kv_heads=1, head_dim=8, vocab_size=15)
-    decoder, mesh = DecoderConfig(**shape, num_layers=8), make_mesh(MeshConfig())
-    head = Eagle3Config(**shape, draft_vocab_size=15, feature_size=24)
-    policy = init_params(partial(init_decoder, decoder), jax.random.key(3), mesh)
-    draft = init_params(partial(init_eagle3, head), jax.random.key(4), mesh)
-    save_policy(tmp_path / "policy", policy, decoder)
-    save_draft_checkpoint(tmp_path / "draft", draft, head, None, ())
+    decoder, mesh = replace(ONE_LAYER, num_layers=8), make_mesh(MeshConfig())
+    head = Eagle3Config(**decoder.layer_options(), vocab_size=15, draft_vocab_size=15, feature_size=24)
+    save_policy(tmp_path / "policy", init_params(partial(init_decoder, decoder), jax.random.key(3), mesh), decoder)
+    save_draft_checkpoint(tmp_path / "draft", drawn(head), head, None, ())
     options = {"--model.path": str(tmp_path / "policy"), "--draft.path": str(tmp_path / "draft")}
     options |= {"--draft.intermediate-size": "None", "--mesh.data": "1"}
     # The recipe does not state layers either.
@@ -118,9 +120,7 @@ def test_refusals(shrunk: Options, write: Write, changes: dict, options: Options
 
 
 @pytest.mark.parametrize("dialect", [None, "specforge"])
-def test_a_head_is_written_with_the_length_of_its_policy(
-    shrunk: Options, write: Write, tmp_path: Path, dialect: Dialect | None
-):
+def test_a_head_has_the_length_of_its_policy(shrunk: Options, write: Write, tmp_path: Path, dialect: Dialect | None):
     """Engines use the length in the head's own file, so it must be the policy's."""
     draft = run(shrunk | {"--draft.path": write()}).networks.draft
     assert isinstance(draft, Eagle3Draft) and draft.head.max_positions == 20
@@ -145,8 +145,7 @@ def test_made_for_is_checked_before_anything_is_built(shrunk: Options, write: Wr
 
 def publish(directory: Path, changes: dict[str, Any], embedding: np.ndarray | None = None) -> Options:
     """Write a head in speculators' dialect, with config.json changed, and optionally a copy of an embedding."""
-    params = init_params(partial(init_eagle3, HEAD), jax.random.key(7), make_mesh(MeshConfig()))
-    save_eagle3(directory, SavedDraft(HEAD, params, IDS, (0, 1)), "speculators")
+    save_eagle3(directory, SavedDraft(HEAD, drawn(HEAD), IDS, (0, 1)), "speculators")
     write_json(directory / "config.json", read_json(directory / "config.json") | changes)
     if embedding is not None:
         path = directory / "model.safetensors"
@@ -172,22 +171,64 @@ def test_a_run_starts_from_a_published_draft(shrunk: Options, files: Path, tmp_p
 @pytest.mark.parametrize(
     ("changes", "embedding", "message"),
     [
-        (
-            made_for("LlamaForCausalLM"),
-            None,
-            "config.json: ...LlamaForCausalLM...someone/else...Qwen3ForCausalLM",
-        ),
+        (made_for("LlamaForCausalLM"), None, "config.json: ...LlamaForCausalLM...someone/else...Qwen3ForCausalLM"),
         ({}, np.zeros((9, 16), np.float32), "embed_tokens.weight: "),
         ({"speculators_model_type": "mtp"}, None, 'config.json: speculators_model_type = "mtp": ..."eagle3"'),
     ],
 )
 def test_published_drafts_that_do_not_fit(
-    shrunk: Options, tmp_path: Path, changes: dict[str, Any], embedding: np.ndarray | None, message: str
+    shrunk: Options, files: Path, tmp_path: Path, changes: dict[str, Any], embedding: np.ndarray | None, message: str
 ):
     with refuses(message, ConfigError):
         run(shrunk | publish(tmp_path / "draft", changes, embedding))
-
-
-def test_a_policy_as_the_draft_is_refused(shrunk: Options, files: Path):
     with refuses("policy:...config.json", ConfigError):
         run(shrunk | {"--draft.path": str(files / "policy")})
+
+
+# MTP heads, from the policy's checkpoint or with random weights.
+MTP = {"--draft.kind": "mtp", "--model.feature-layers": "0"}
+
+
+@pytest.fixture
+def stitched(files: Path, tmp_path: Path) -> tuple[Path, PyTree]:
+    """Return a policy with a head of MiMo's convention, and the head's parameters."""
+    decoder, mesh = read_hf_config(files / "policy", ()), make_mesh(MeshConfig())
+    config = mtp_config(decoder, "mimo")
+    params = init_params(partial(init_mtp, config), jax.random.key(5), mesh)
+    save_policy(tmp_path / "policy", load_policy(files / "policy", decoder, mesh), decoder, mtp=(config, params))
+    write_tokenizer(tmp_path / "policy", WORDS)
+    return tmp_path / "policy", params
+
+
+def test_the_checkpoints_own_head_is_read(shrunk: Options, stitched: tuple[Path, PyTree]):
+    directory, params = stitched
+    networks = run(shrunk | MTP | {"--model.path": str(directory), "--draft.unroll": "2"}).networks
+    assert networks.decoder.feature_layers == () and networks.draft.read_from == "model.path"
+    assert isinstance(networks.drafter, HeadDrafter) and networks.drafter.unroll == 2
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, networks.params.draft, params)))
+
+
+def test_an_mtp_head_from_random_weights(shrunk: Options, stitched: tuple[Path, PyTree]):
+    """The head has random weights, even if the checkpoint holds a head."""
+    networks = run(shrunk | MTP | {"--draft.mtp-convention": "deepseek_v3"}).networks
+    assert networks.draft.read_from is None and networks.params.draft["head"]["kernel"].shape == (16, len(WORDS))
+    directory, held = stitched
+    fresh = {"--draft.mtp-convention": "mimo", "--model.path": str(directory)}
+    networks = run(shrunk | MTP | fresh).networks
+    assert networks.draft.read_from is None
+    assert not np.array_equal(networks.params.draft["fc"]["kernel"], held["fc"]["kernel"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"--draft.vocab-size": "4"}, "draft.vocab_size = 4:...None...mtp"),
+        ({"--draft.path": "somewhere"}, "draft.path = somewhere:...None...mtp"),
+        ({"--draft.mtp-convention": "glm"}, "draft.mtp_convention = glm: ...qwen3_next"),
+        ({}, "draft.mtp_convention = None:...model.path...MTP"),
+        ({"--draft.kind": "eagle3", "--draft.mtp-convention": "mimo"}, "draft.mtp_convention = mimo:...None"),
+    ],
+)
+def test_options_that_an_mtp_head_does_not_allow(shrunk: Options, options: Options, message: str):
+    with refuses(message, ConfigError):
+        run(shrunk | MTP | options)

@@ -22,14 +22,7 @@ from launch.comparison.asynchronous import NOTE
 from launch.comparison.closing import check_comparison, compare_steps
 from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.options import CompareArgs
-from launch.comparison.reward_curves import (
-    WIDTH,
-    RewardCurve,
-    print_reward_curves,
-    reward_curves_json,
-    sparkline,
-    train_both,
-)
+from launch.comparison.reward_curves import RewardCurve, print_reward_curves, reward_curves_json, sparkline, train_both
 from launch.comparison.stage_times import STAGES, VariantReport, steady_speedup, step_speedup, time_variants
 from launch.comparison.variants import StepTime
 from launch.rewards.reward_fn import make_reward
@@ -41,6 +34,7 @@ from specjax.types import Prompts, Rollout, TrainState
 from tests.launch.programs import FEW, LEAST, Options, Refusal, argv, flags, leave_run
 from tests.refusals import assert_refused, refuses
 
+Compared = tuple[dict[str, Any], str, Path]
 PLOTS = importlib.util.find_spec("matplotlib") is not None
 ARMS = ["autoregressive", "2", "automatic"]
 SMALL = FEW | flags(
@@ -59,7 +53,7 @@ def run_program(found: Path, options: Options) -> tuple[dict[str, Any], str]:
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str, Path]:
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Compared:
     """Return results, output and directory, for an undistilled draft and costs with which drafting always pays."""
     directory = tmp_path_factory.mktemp("compared")
     cell = {"slots": 16, "window": 26}
@@ -67,12 +61,12 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     (directory / "costs.json").write_text(json.dumps({"cells": cells}))
     options = {"--draft.kind": "none", "--draft.lookup.kind": "ngram", "--draft.lookup.min-n": "1"}
     options |= {"--warmup.steps": "0", "--cost-table": str(directory / "costs.json")}
-    options |= {"--train-steps": "3"} | ({"--plots": str(directory / "plots")} if PLOTS else {})
-    options |= {"--draft-lengths": "2,0"}
+    plots = str(directory / "plots") if PLOTS else None
+    options |= {"--train-steps": "3", "--draft-lengths": "2,0", "--plots": plots}
     return *run_program(directory / "found.json", options), directory
 
 
-def test_stages_sum_to_the_step_and_speedups_are_those_of_the_same_turns(compared: tuple[dict[str, Any], str, Path]):
+def test_stages_sum_to_the_step_and_speedups_are_those_of_the_same_turns(compared: Compared):
     """The sum of the stages is within 5% of the separately timed step."""
     arms = compared[0]["arms"]
     assert list(arms) == ARMS
@@ -101,8 +95,12 @@ def test_the_steady_step_includes_a_part_of_draft_training():
     assert steady_speedup(plain, always, 1) == (None, pytest.approx((6 / 2.75, 6 / 4.75, 6 / 2.75)))
 
 
+def rollout_of(tokens: Any, lengths: Any) -> Rollout:
+    return Rollout(tokens=np.array(tokens, np.int32), lengths=np.array(lengths))  # pyright: ignore[reportArgumentType]
+
+
 def test_a_comparison_that_is_stopped_shows_the_steps_so_far():
-    rollout = Rollout(tokens=np.array([[1, 2]]), lengths=np.array([2]))  # pyright: ignore[reportArgumentType]
+    rollout = rollout_of([[1, 2]], [2])
 
     def arm(seconds: float) -> SimpleNamespace:
         def time_step(number: int) -> StepTime:
@@ -124,9 +122,7 @@ def test_a_comparison_that_is_stopped_shows_the_steps_so_far():
 @pytest.mark.parametrize(
     "options", [{"--rollout.draft-lengths": "0 2"}, {"--asynchronous.lag": "1", "--rollout.draft-length": "2"}]
 )
-def test_the_closing_comparison_times_new_steps_at_the_draft_lengths_of_the_run(
-    options: Options, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_closing_comparison_times_new_steps_at_the_runs_lengths(options: Options, monkeypatch: pytest.MonkeyPatch):
     """Steps of the run would draft what its history lookup remembers of them."""
     words = LEAST | {"--steps": "4", "--speedup.steps": "1", "--draft.lookup.kind": "history"} | options
     experiment = build_experiment(parse_run(argv("tiny", words), "", ""), asynchronous=True)
@@ -143,18 +139,13 @@ def test_the_closing_comparison_times_new_steps_at_the_draft_lengths_of_the_run(
     # Costs with which drafting always pays.
     seconds = np.array([[1.0, 0.5]] * len(experiment.phases), np.float32) if lengths else None
     state = fresh_state(experiment, experiment.networks.params, seconds)
-    report = compare_steps(
-        experiment,
-        make_reward(None, experiment.problems.train, experiment.tokenizer),
-        state,
-        Console(file=said),
-        NOT_KEPT,
-    )
+    reward = make_reward(None, experiment.problems.train, experiment.tokenizer)
+    report = compare_steps(experiment, reward, state, Console(file=said), NOT_KEPT)
     assert set(steps) == {4, 5} and set(report.draft_lengths) == {2} and len(report.turns) == 1
     assert ("automatic" in said.getvalue()) == bool(lengths)
 
 
-def test_every_variant_has_the_same_tokens(compared: tuple[dict[str, Any], str, Path]):
+def test_every_variant_has_the_same_tokens(compared: Compared):
     """With `coupled`, tokens do not depend on the drafts, of which some are accepted."""
     (found, said, _), arms = compared, compared[0]["arms"]
     assert found["versions"].startswith("Python 3") and (found["recipe"], found["checkpoint"]) == ("tiny", None)
@@ -168,7 +159,7 @@ def test_every_variant_has_the_same_tokens(compared: tuple[dict[str, Any], str, 
     assert 1 < arms["2"]["alpha"] == arms["automatic"]["alpha"] <= 3
 
 
-def test_both_runs_learn_the_same(compared: tuple[dict[str, Any], str, Path]):
+def test_both_runs_learn_the_same(compared: Compared):
     trained, said = compared[0]["training"], compared[1]
     plain, other = (trained["curves"][name] for name in ("autoregressive", "automatic"))
     assert trained["parting"] is None and "3 steps" in said
@@ -235,34 +226,28 @@ def test_the_memory_of_both_kinds_of_step_is_checked(monkeypatch: pytest.MonkeyP
     assert more_copies == 4 * copies and waiting == 0 < more_waiting
 
 
-def test_the_law_of_amdahl():
+def test_the_law_of_amdahl_and_bars():
     assert step_speedup(0.0, 3.0) == 1
     assert step_speedup(1.0, 3.0) == pytest.approx(3)
     # RL-Zero in the paper: generation takes 100.0 s of a step of 151.2 s, and becomes 1.77 times as fast.
     assert step_speedup(100.0 / 151.2, 1.77) == pytest.approx(1.41, abs=0.01)
-
-
-def test_bars():
     assert sparkline([0, 1, 2, 7], 0, 7) == "▁▂▃█"
     assert sparkline([0.5] * 3, 0.5, 0.5) == "▁▁▁"
     assert sparkline([0, math.nan, 7], 0, 7) == "▁ █" and sparkline([math.nan] * 2, 0.0, 0.0) == "  "
     assert sparkline(list(range(1000)), 0, 999) == "".join(sorted(sparkline(list(range(1000)), 0, 999)))
-    assert len(sparkline(list(range(1000)), 0, 999)) == WIDTH
+    assert len(sparkline(list(range(1000)), 0, 999)) == launch.comparison.reward_curves.WIDTH
 
 
 def test_the_first_difference_of_two_rollouts():
     tokens = np.array([[5, 6, 0, 0], [5, 6, 7, 0], [5, 6, 7, 8], [1, 0, 0, 0]], np.int32)
-    ids, plain = np.array([7, 9]), Rollout(tokens=tokens, lengths=np.array([2, 3, 4, 1]))  # pyright: ignore[reportArgumentType]
+    ids, plain = np.array([7, 9]), rollout_of(tokens, [2, 3, 4, 1])
     assert first_difference(3, ids, plain, plain) is None
     # Tokens after the end do not count.
-    junk = Rollout(tokens=np.where(tokens > 0, tokens, 4), lengths=plain.lengths)  # pyright: ignore[reportArgumentType]
-    assert first_difference(3, ids, plain, junk) is None
-    other = Rollout(tokens=np.where(tokens == 8, 2, tokens), lengths=plain.lengths)  # pyright: ignore[reportArgumentType]
-    apart = first_difference(3, ids, plain, other)
+    assert first_difference(3, ids, plain, rollout_of(np.where(tokens > 0, tokens, 4), plain.lengths)) is None
+    apart = first_difference(3, ids, plain, rollout_of(np.where(tokens == 8, 2, tokens), plain.lengths))
     assert apart == FirstDifference(3, 9, 0, 3, 8, 2)
     assert_refused(str(apart), "first difference in step 3...prompt 9...sample 0...position 3...8...2")
-    shorter = Rollout(tokens=tokens, lengths=np.array([2, 2, 4, 1]))  # pyright: ignore[reportArgumentType]
-    assert first_difference(1, ids, plain, shorter) == FirstDifference(1, 7, 1, 2, 7, None)
+    assert first_difference(1, ids, plain, rollout_of(tokens, [2, 2, 4, 1])) == FirstDifference(1, 7, 1, 2, 7, None)
 
 
 @pytest.mark.parametrize(
@@ -273,19 +258,14 @@ def test_the_first_difference_of_two_rollouts():
         ("block", "float32", "keeps the distribution"),
     ],
 )
-def test_a_difference_is_explained(verifier: str, dtype: str, why: str):
-    curve, said = RewardCurve([0.0, 1.0], [0.0, 0.5], 1.0), io.StringIO()
-    difference = FirstDifference(2, 7, 1, 3, 4, None)
-    console = Console(file=said, soft_wrap=True)
-    print_reward_curves({"plain": curve, "other": curve}, difference, verifier, dtype, console)
-    assert str(difference) in said.getvalue() and why in said.getvalue()
-
-
-def test_steps_in_which_nothing_was_scored_are_gaps():
+def test_curves_are_printed_and_a_difference_is_explained(verifier: str, dtype: str, why: str):
+    """Steps in which nothing was scored are gaps."""
     some = RewardCurve([0.0, math.nan, 1.0, 1.0], [0.0, 0.0, 0.5, 1.0], 1.0)
     said, curves = io.StringIO(), {"some": some, "none": RewardCurve([math.nan] * 4, [0.0] * 4, 1.0)}
-    print_reward_curves(curves, None, "coupled", "float32", Console(file=said, soft_wrap=True))
-    assert "▁ ██" in said.getvalue() and "4 steps" in said.getvalue()
+    difference = FirstDifference(2, 7, 1, 3, 4, None)
+    print_reward_curves(curves, difference, verifier, dtype, Console(file=said, soft_wrap=True))
+    for part in (str(difference), why, "▁ ██", "4 steps"):
+        assert part in said.getvalue()
     assert reward_curves_json(curves, None)["curves"]["some"]["reward"] == [0.0, None, 1.0, 1.0]
 
 
@@ -294,8 +274,7 @@ def test_the_first_difference_of_two_runs_is_found():
 
     def arm(*last: int) -> SimpleNamespace:
         metrics = {"reward/mean": 0.5, "reward/accuracy": 1.0}
-        rollouts = [Rollout(np.array([[1, token]]), np.array([2])) for token in last]  # pyright: ignore[reportArgumentType]
-        steps = [StepTime({}, 0.1, np.array([5]), each, metrics) for each in rollouts]  # pyright: ignore[reportArgumentType]
+        steps: Any = [StepTime({}, 0.1, np.array([5]), rollout_of([[1, token]], [2]), metrics) for token in last]
         return SimpleNamespace(start={}, train=lambda state, first, count: [({}, step) for step in steps[first:count]])
 
     curves, apart = train_both({"plain": arm(1, 2, 3), "other": arm(1, 4, 5)}, 3, Unfinished())  # pyright: ignore[reportArgumentType]
@@ -312,7 +291,6 @@ def test_the_first_difference_of_two_runs_is_found():
         ({"--json": "nowhere/x.json"}, "json = nowhere/x.json: "),
         ({"--steps": "0"}, "steps = 0: "),
         ({"--draft.kind": "none", "--rollout.draft-length": "0"}, "draft.kind = none: "),
-        ({"--checkpoint": "nowhere"}, "checkpoint = nowhere: "),
         ({"--plots": "here"}, "plots = here: "),
         ({"--train-steps": "-1"}, "train_steps = -1: "),
         ({"--train-steps": "1", "--automatic": "False"}, "automatic = False: "),

@@ -14,13 +14,10 @@ def test_a_choice_is_printed_with_its_reason() -> None:
     trips = jnp.array([[0, 1e6], [0, 0]])
     drafting = Drafting(acceptance, BatchProgress(1.8 * trips, trips), jnp.array([[2.0, 3.0], [1.0, 3.8]]))
     first, second = explain_choice((Phase(8, 64), Phase(2, 96)), (0, 2), drafting).splitlines()
-    assert first.startswith(
-        "  draft length 2 at 8 slots of 64 positions: acceptance length 1.90, 1.80 for the batch, at 1.50 times"
-    )
+    said = "  draft length {} positions: acceptance length {} for the batch, at {} times".format
+    assert first.startswith(said("2 at 8 slots of 64", "1.90, 1.80", "1.50"))
     assert first.endswith("speed by draft length 0: 1.00, 2: 1.20")
-    assert second.startswith(
-        "  draft length 0 at 2 slots of 96 positions: acceptance length 1.00, 1.00 for the batch, at 1.00 times"
-    )
+    assert second.startswith(said("0 at 2 slots of 96", "1.00, 1.00", "1.00"))
     assert second.endswith("0: 1.00, 2: 0.50")
 
 

@@ -30,8 +30,8 @@ from launch.diagnosis.summary import Diagnosis
 from launch.distillation.trainer import distill
 from launch.run.directory import record_config
 from launch.setup.drafts.eagle3 import Eagle3Draft
-from launch.setup.drafts.mtp import MTPDraft
 from launch.setup.experiment import Experiment, build_experiment
+from launch.setup.networks import Networks
 from models.decoder import make_policy
 from models.drafts.eagle3 import init_eagle3, make_eagle3
 from models.drafts.mtp import CONVENTIONS, init_mtp, make_mtp
@@ -133,13 +133,12 @@ def reading(experiment: Experiment, observed: Observed) -> Reading:
 
 
 @pytest.fixture(scope="module")
-def right_reading(trained: Trained, observed: Observed) -> Reading:
-    return reading(trained[0], observed)
-
-
-@pytest.fixture(scope="module")
 def right_mtp_reading(trained_mtp: Trained, observed: Observed) -> Reading:
     return reading(trained_mtp[0], observed)
+
+
+def by_check(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.check: finding for finding in findings}
 
 
 def states(findings: list[Finding]) -> dict[str, str]:
@@ -176,9 +175,8 @@ def test_on_a_mesh_that_splits_the_weights_and_with_chunked_logits(trained: Trai
     _, params = trained
     experiment = built(EAGLE3 | changes("--mesh.fsdp 2 --mesh.tensor 2 --logit-chunk 8"))
     assert experiment.mesh.shape["fsdp"] == 2
-    params = jax.tree.map(
-        lambda x, like: jax.device_put(np.asarray(x), like.sharding), params, experiment.networks.params
-    )
+    like = experiment.networks.params
+    params = jax.tree.map(lambda x, like: jax.device_put(np.asarray(x), like.sharding), params, like)
     found = diagnose(experiment, params, PROMPTS)
     assert states(found.findings).items() <= states(healthy.findings).items()
     for one, other in zip(found.by_position, healthy.by_position, strict=True):
@@ -195,51 +193,54 @@ def test_other_feature_layers(trained: Trained, observed: Observed):
     decoder = replace(draft.decoder, feature_layers=(1, 2))
     moved = with_draft(experiment, decoder=decoder)
     moved = replace(moved, networks=replace(moved.networks, policy=make_policy(decoder)))
-    by_check = {finding.check: finding for finding in reading(moved, observed)(params)}
     # With so few tokens, the check may stay undecided.
-    found = by_check["feature layers"]
+    found = by_check(reading(moved, observed)(params))["feature layers"]
     assert found.state in ("off", "undecided") and "(0, 1)" in found.said + found.do
 
 
-def test_another_rope_base(trained: Trained, observed: Observed):
-    experiment, params = trained
-    draft, policy = experiment.networks.draft, experiment.networks.policy
-    assert isinstance(draft, Eagle3Draft) and isinstance(draft.drafter, HeadDrafter)
-    head = replace(draft.head, rope_theta=1.01)
-    drafter = replace(draft.drafter, head=make_eagle3(head, policy).head)
-    found = {f.check: f for f in reading(with_draft(experiment, head=head, drafter=drafter), observed)(params)}
-    assert found["rope"].state == "off" and "rope_theta = 10000" in found["rope"].do
+def other_rope_base(networks: Networks) -> dict[str, Any]:
+    head = replace(networks.draft.head, rope_theta=1.01)
+    return {"head": head, "drafter": replace(networks.drafter, head=make_eagle3(head, networks.policy).head)}
 
 
-def test_another_vocabulary_map(trained: Trained, observed: Observed):
-    experiment, params = trained
-    drafter = experiment.networks.drafter
-    assert isinstance(drafter, HeadDrafter) and drafter.target_ids is not None
-    offsets = drafter.target_ids - np.arange(14, dtype=np.int32)
-    broken = with_draft(experiment, drafter=replace(drafter, target_ids=offsets))
-    found = {finding.check: finding for finding in reading(broken, observed)(params)}
-    assert found["vocabulary map"].state == "off" and "ids read as offsets" in found["vocabulary map"].do
+def other_vocabulary_map(networks: Networks) -> dict[str, Any]:
+    offsets = networks.drafter.target_ids - np.arange(14, dtype=np.int32)
+    return {"drafter": replace(networks.drafter, target_ids=offsets)}
 
 
-@pytest.mark.slow
-def test_another_mtp_convention(trained_mtp: Trained, observed: Observed, right_mtp_reading: Reading):
-    experiment, params = trained_mtp
-    draft, policy = experiment.networks.draft, experiment.networks.policy
-    assert isinstance(draft, MTPDraft) and isinstance(draft.drafter, HeadDrafter)
-    head = replace(draft.head, convention=CONVENTIONS["mimo"])
-    drafter = replace(draft.drafter, head=make_mtp(head, policy).head)
-    found = {f.check: f for f in reading(with_draft(experiment, head=head, drafter=drafter), observed)(params)}
-    assert found["MTP convention"].state == "off" and "qwen3_next" in found["MTP convention"].do
-    assert states(right_mtp_reading(params))["MTP convention"] == "ok"
+def other_convention(networks: Networks) -> dict[str, Any]:
+    head = replace(networks.draft.head, convention=CONVENTIONS["mimo"])
+    return {"head": head, "drafter": replace(networks.drafter, head=make_mtp(head, networks.policy).head)}
 
 
-@pytest.mark.slow
-def test_the_reading_of_random_heads_is_undecided(
-    trained: Trained, trained_mtp: Trained, right_reading: Reading, right_mtp_reading: Reading
+@pytest.mark.parametrize(
+    ("draft", "change", "check", "do"),
+    [
+        ("trained", other_rope_base, "rope", "rope_theta = 10000"),
+        ("trained", other_vocabulary_map, "vocabulary map", "ids read as offsets"),
+        pytest.param("trained_mtp", other_convention, "MTP convention", "qwen3_next", marks=pytest.mark.slow),
+    ],
+)
+def test_a_head_that_is_read_otherwise(
+    draft: str, change: Any, check: str, do: str, observed: Observed, request: pytest.FixtureRequest
 ):
-    for (experiment, params), findings in (trained, right_reading), (trained_mtp, right_mtp_reading):
+    experiment, params = request.getfixturevalue(draft)
+    found = by_check(reading(with_draft(experiment, **change(experiment.networks)), observed)(params))[check]
+    assert found.state == "off" and do in found.do
+
+
+@pytest.mark.slow
+def test_the_right_mtp_convention(trained_mtp: Trained, right_mtp_reading: Reading):
+    assert by_check(right_mtp_reading(trained_mtp[1]))["MTP convention"].state == "ok"
+
+
+@pytest.mark.slow
+def test_random_heads_are_undecided(
+    trained: Trained, trained_mtp: Trained, observed: Observed, right_mtp_reading: Reading
+):
+    readings = reading(trained[0], observed), right_mtp_reading
+    for (experiment, params), findings in zip((trained, trained_mtp), readings, strict=True):
         draft = experiment.networks.draft
-        assert isinstance(draft, Eagle3Draft | MTPDraft)
         init = init_eagle3 if isinstance(draft, Eagle3Draft) else init_mtp
         for seed in SEEDS:
             random = init_params(partial(init, draft.head), jax.random.key(seed), experiment.mesh)  # pyright: ignore
@@ -293,9 +294,8 @@ class TellsPosition1(EitherDrafter):
 def test_a_custom_drafter_is_compared_only_at_position_1(trained: Trained, observed: Observed):
     experiment, params = trained
     draft = experiment.networks.drafter
-    overlaps = make_overlaps(
-        experiment.networks.policy, TellsPosition1(draft, draft), experiment.config.rollout.law, 3, 0
-    )
+    policy, law = experiment.networks.policy, experiment.config.rollout.law
+    overlaps = make_overlaps(policy, TellsPosition1(draft, draft), law, 3, 0)
     by_position, _ = rates(observed, overlaps(params, observed))
     assert [rate.predicted for rate in by_position] == [0.5, None, None]
 
@@ -329,9 +329,8 @@ def test_ngram_is_predicted_and_history_is_not_and_no_training_is_advised(capsys
 @pytest.fixture
 def run(trained: Trained, tmp_path: Path) -> Path:
     """Return a run with random weights that sampled with another law."""
-    recorded = override(
-        trained[0].config, changes("--rollout.law.top-p 0.5 --rollout.verifier coupled --allow-truncated-law True")
-    )
+    law = changes("--rollout.law.top-p 0.5 --rollout.verifier coupled --allow-truncated-law True")
+    recorded = override(trained[0].config, law)
     leave_run(tmp_path / "run", trained[0])
     record_config(tmp_path / "run", recorded, report=lambda text: None)
     return tmp_path / "run"
@@ -375,23 +374,13 @@ def test_another_value_than_the_runs_is_refused(refusal: Refusal, run: Path, opt
     assert said.startswith(f"{option.replace('-', '_')} = ") and said.endswith(f"the run has {recorded}")
 
 
-def test_a_directory_that_is_no_run_is_refused(refusal: Refusal, tmp_path: Path):
-    assert refusal(launch.diagnose.main, argv("tiny", EAGLE3 | {"--checkpoint": str(tmp_path)})).startswith(
-        "checkpoint"
-    )
-
-
-def test_a_run_without_a_draft_is_refused(refusal: Refusal, tmp_path: Path):
+def test_a_run_without_drafts_is_refused(refusal: Refusal, tmp_path: Path):
+    """Completions of one token come from the prefill, so nothing is drafted."""
     options = SETTINGS | changes("--draft.kind none --rollout.draft-length 0")
     (tmp_path / "checkpoints/1").mkdir(parents=True)
     said = refusal(launch.diagnose.main, argv("tiny", options | {"--checkpoint": str(tmp_path)}))
     assert said.startswith("draft.kind = none:")
-
-
-def test_completions_without_drafts_are_refused():
-    """Completions of one token come from the prefill, so nothing is drafted."""
-    experiment = built(
-        LOOKUP | changes("--draft.lookup.kind ngram --rollout.max-new-tokens 1 --rollout.draft-length 1")
-    )
+    one_token = changes("--draft.lookup.kind ngram --rollout.max-new-tokens 1 --rollout.draft-length 1")
+    experiment = built(LOOKUP | one_token)
     with pytest.raises(ConfigError, match="first token or a lookup found no match"):
         diagnose(experiment, experiment.networks.params, 2)

@@ -3,6 +3,7 @@
 import ast
 import json
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import launch.evaluate
 import launch.export
 import launch.generate
 import launch.train
-from configs.schema import DecoderConfig, ModelConfig
+from configs.schema import ModelConfig
 from examples.bigram_drafter import Bigram
 from examples.new_family import gated_unit
 from launch.cli.options import parse_run
@@ -26,7 +27,8 @@ from specjax import MeshConfig, NGramDrafter, Params, Prompts, Rollout, RolloutC
 from specjax.checkpoint import Checkpointer
 from specjax.testing import assert_cache_consistent, assert_lossless, assert_same_rollout, tiny_policy
 from specjax.train.loss import LossConfig, LossInputs, LossOutput
-from tests.launch.programs import LEAST, Refusal, argv, metrics
+from tests.launch.programs import LEAST, ONE_LAYER, Refusal, argv, metrics
+from tests.refusals import assert_refused
 
 FOLDER = Path(__file__).parents[2] / "examples"
 NAMES = sorted(path.stem for path in FOLDER.glob("[a-z]*.py") if path.stem != "one_file")
@@ -42,46 +44,50 @@ def command(example: str) -> list[str]:
 
 def run(example: str | None, out: Path, *options: str) -> list[dict[str, Any]]:
     """Run the example's command with few steps and small sizes. Return its metrics."""
-    least = {name: value for name, value in LEAST.items() if name != "--draft.lookup.kind"}
-    small = argv("tiny", least | {"--steps": "2", "--rollout.verifier": "coupled", "--out": str(out)})
+    small = argv("tiny", LEAST | {"--steps": "2", "--rollout.verifier": "coupled", "--out": str(out)})
     own = [] if example is None else command(example)
     assert launch.train.main([*small, "--speedup.steps", "0", *own, *options]) == 0
     return metrics(out)
 
 
-@pytest.mark.parametrize("example", NAMES)
-def test_an_example_is_short(example: str):
-    assert len((FOLDER / f"{example}.py").read_text().splitlines()) < 60
+def test_examples_are_short():
+    assert all(len((FOLDER / f"{name}.py").read_text().splitlines()) < 60 for name in NAMES)
 
 
-def test_a_forked_rollout_generates_the_same_tokens(tmp_path: Path):
-    forked, builtin = run("fork_rollout", tmp_path / "fork"), run(None, tmp_path / "builtin")
+def test_a_forked_rollout_generates_the_same_tokens_and_a_reward_gives_partial_credit(tmp_path: Path):
+    reward = command("custom_reward")
+    forked, builtin = run("fork_rollout", tmp_path / "fork", *reward), run("custom_reward", tmp_path / "builtin")
     for name in ("rollout/tokens", "rollout/length_max", "reward/mean"):
         assert [step[name] for step in forked] == [step[name] for step in builtin], name
     assert all(one["rollout/rounds"] > other["rollout/rounds"] for one, other in zip(forked, builtin, strict=True))
+    assert all(0 <= step["reward/mean"] < 1 and step["reward/failed"] == 0 for step in builtin)
+
+
+def assert_resumes(example: str, directory: Path, names: tuple[str, ...], *options: str) -> list[dict[str, Any]]:
+    """Verify that a run that goes on from step 2 has these metrics of an unbroken one. Return the metrics."""
+    options = ("--checkpoint.every", "2", "--steps", "4", *options)
+    whole = run(example, directory / "whole", *options)
+    shutil.copytree(directory / "whole", directory / "part")
+    shutil.rmtree(directory / "part/checkpoints/4")
+    resumed = run(example, directory / "part", *options, "--resume")
+    assert [[step[name] for name in names] for step in resumed] == [[step[name] for name in names] for step in whole]
+    return whole
 
 
 @pytest.mark.slow
 def test_a_drafter_learns_and_is_resumed_and_reported(tmp_path: Path):
-    learning = ("--draft-optimizer.learning-rate", "0.1", "--checkpoint.every", "2")
-    whole = run("bigram_drafter", tmp_path / "whole", *learning, "--steps", "4")
-    assert whole[-1]["loss/draft"] < whole[0]["loss/draft"]
-    run("bigram_drafter", tmp_path / "part", *learning)
-    resumed = run("bigram_drafter", tmp_path / "part", *learning, "--steps", "4", "--resume")
     same = ("loss/draft", "loss/policy", "rollout/tokens", "draft/predicted_acceptance", "draft/measured_acceptance")
-    assert [[step[name] for name in same] for step in resumed] == [[step[name] for name in same] for step in whole]
+    whole = assert_resumes("bigram_drafter", tmp_path, same, "--draft-optimizer.learning-rate", "0.1")
+    assert whole[-1]["loss/draft"] < whole[0]["loss/draft"]
     assert "examples.bigram_drafter:build" in (tmp_path / "part/report.html").read_text()
 
 
 def test_a_loss_logs_its_own_metric_resumes_and_names_the_best_save(tmp_path: Path):
-    options = ("--updates.minibatches", "2", "--checkpoint.best", "loss/ratio_deviation", "--checkpoint.every", "2")
-    whole = run("custom_loss", tmp_path / "whole", *options, "--steps", "4")
+    same = ("loss/ratio_deviation", "loss/policy", "rollout/tokens")
+    options = ("--updates.minibatches", "2", "--checkpoint.best", "loss/ratio_deviation")
+    whole = assert_resumes("custom_loss", tmp_path, same, *options)
     assert whole[0]["loss/ratio_deviation"] > 0
     assert "loss/ratio_deviation" in (tmp_path / "whole/report.html").read_text()
-    run("custom_loss", tmp_path / "part", *options)
-    resumed = run("custom_loss", tmp_path / "part", *options, "--steps", "4", "--resume")
-    same = ("loss/ratio_deviation", "loss/policy", "rollout/tokens")
-    assert [[step[name] for name in same] for step in resumed] == [[step[name] for name in same] for step in whole]
     with Checkpointer(tmp_path / "part/checkpoints", best="loss/ratio_deviation") as saves:
         assert saves.best_step() == max((2, 4), key=lambda step: (whole[step - 1]["loss/ratio_deviation"], step))
 
@@ -95,15 +101,8 @@ def test_a_custom_rollout_and_loss_can_be_compared(tmp_path: Path):
     assert list(json.loads(found.read_text())["arms"]) == ["autoregressive", "2", "automatic"]
 
 
-def test_a_reward_gives_partial_credit(tmp_path: Path):
-    logged = run("custom_reward", tmp_path)
-    assert all(0 <= step["reward/mean"] < 1 and step["reward/failed"] == 0 for step in logged)
-
-
 @pytest.mark.slow
-def test_a_family_trains_and_its_save_is_evaluated(
-    tmp_path: Path, refusal: Refusal, capsys: pytest.CaptureFixture[str]
-):
+def test_a_family_trains_and_is_evaluated(tmp_path: Path, refusal: Refusal, capsys: pytest.CaptureFixture[str]):
     logged = run("new_family", tmp_path / "run", "--reward.scorer", "examples.custom_reward:near")
     assert all(step["grad_norm/policy"] > 0 and step["rollout/acceptance_length"] >= 1 for step in logged)
     # Without distill.steps, which these programs do not read.
@@ -134,25 +133,28 @@ def mean_loss(inputs: LossInputs, config: LossConfig) -> LossOutput:
     return LossOutput(jnp.mean(inputs.theta), {})
 
 
+REFUSED_LATE = {"rollout.function": f"{__name__}:short_rollout", "loss.function": f"{__name__}:mean_loss"}
+REFUSED = [
+    ("no_such.module:it", "No module named 'no_such'...package.module:name"),
+    ("specjax.keys:no_such", "no attribute 'no_such'...package.module:name"),
+    ("launch.run.directory:METRICS_FILE", "METRICS_FILE is not a function...package.module:name"),
+]
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("option", "name", "reason"),
     [
-        (f"--rollout.function {__name__}:short_rollout", f"rollout.function = {__name__}:short_rollout: "),
-        (f"--loss.function {__name__}:mean_loss", f"loss.function = {__name__}:mean_loss: "),
+        *((option, name, "") for option, name in REFUSED_LATE.items()),
+        *((option, *REFUSED[0]) for option in (*REFUSED_LATE, "model.family", "draft.kind")),
+        *(("draft.kind", *each) for each in REFUSED[1:]),
     ],
 )
-def test_a_function_that_does_not_fit_is_refused_before_the_run(
-    options: str, message: str, refusal: Refusal, tmp_path: Path
+def test_a_function_that_is_not_there_or_does_not_fit_is_refused_before_the_run(
+    option: str, name: str, reason: str, refusal: Refusal, tmp_path: Path
 ):
-    words = [
-        *argv("tiny", LEAST),
-        "--out",
-        str(tmp_path / "run"),
-        "--speedup.steps",
-        "0",
-        *options.split(),
-    ]
-    assert refusal(launch.train.main, words).startswith(message)
+    words = [*argv("tiny", LEAST), f"--{option}", name, "--out", str(tmp_path / "run"), "--speedup.steps", "0"]
+    assert_refused(refusal(launch.train.main, words), f"{option} = {name}: ...{reason}")
+    assert not (tmp_path / "run").exists()
 
 
 def test_unknown_kernels_are_refused(refusal: Refusal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -192,27 +194,9 @@ def test_the_bigram_drafter_is_lossless():
 
 def test_a_custom_family_rolls_back_rejected_tokens():
     """Its states equal those of a prefill of the committed tokens, and its tokens those of plain decoding."""
-    shape = DecoderConfig(
-        vocab_size=4, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8
-    )
-    model = ModelConfig(architecture=shape, dtype="float32")
+    model = ModelConfig(architecture=replace(ONE_LAYER, vocab_size=4), dtype="float32")
     policy, weights = gated_unit(model, make_mesh(MeshConfig()), jax.random.key(0))
     config = RolloutConfig(group_size=4, max_new_tokens=12, draft_length=2, verifier="coupled", stop_tokens=(3,))
     drafter, params = NGramDrafter(4, min_n=1, max_n=2), Params(weights, {})
     assert_cache_consistent(policy, drafter, params, PROMPTS, config)
     assert_same_rollout(policy, drafter, params, PROMPTS, config)
-
-
-@pytest.mark.parametrize("option", ["rollout.function", "loss.function", "model.family", "draft.kind"])
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("no_such.module:it", "No module named 'no_such'"),
-        ("specjax.keys:no_such", "no attribute 'no_such'"),
-        ("launch.run.directory:METRICS_FILE", "METRICS_FILE is not a function"),
-    ],
-)
-def test_a_function_that_is_not_there_is_refused(option: str, name: str, reason: str, refusal: Refusal, tmp_path: Path):
-    line = refusal(launch.train.main, [*argv("tiny", LEAST), f"--{option}", name, "--out", str(tmp_path / "run")])
-    assert line.startswith(f"{option} = {name}: ") and reason in line and "package.module:name" in line
-    assert not (tmp_path / "run").exists()

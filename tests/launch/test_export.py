@@ -59,27 +59,31 @@ def same(found: PyTree, started: PyTree) -> bool:
     return found.keys() == started.keys() and all(np.array_equal(x, 2 * started[name]) for name, x in found.items())
 
 
+@pytest.fixture(scope="module")
+def saved(shrunk: Options, files: Path) -> tuple[Path, Experiment]:
+    return files / "run", save(files / "run", shrunk | REDUCED | LAW)
+
+
 @pytest.mark.parametrize(("dialect", "verifier"), [("ours", None), ("speculators", None), ("speculators", "me/mine")])
-def test_a_head(shrunk: Options, tmp_path: Path, dialect: str, verifier: str | None):
-    experiment = save(tmp_path / "run", shrunk | REDUCED | LAW)
-    own = {"--checkpoint": str(tmp_path / "run"), "--out": str(tmp_path / "out")}
-    own |= {"--part": "draft", "--dialect": dialect} | ({} if verifier is None else {"--verifier": verifier})
+def test_a_head(saved: tuple[Path, Experiment], shrunk: Options, tmp_path: Path, dialect: str, verifier: str | None):
+    run, experiment = saved
+    own = {"--checkpoint": str(run), "--out": str(tmp_path / "out")}
+    own |= {"--part": "draft", "--dialect": dialect, "--verifier": verifier}
     assert launch.export.main(argv("gsm8k", shrunk | REDUCED | own)) == 0
     load: Any = load_draft_checkpoint if dialect == "ours" else load_eagle3
     _, params, ids, layers = load(tmp_path / "out", ONE)
     assert same(params, experiment.networks.params.draft) and layers == (0, 1)
     assert ids.tolist() == experiment.draft_vocabulary
-    assert read_made_for(tmp_path / "out") == stated_by(tmp_path / "run")
+    assert read_made_for(tmp_path / "out") == stated_by(run)
     if dialect == "speculators":
         # The run's policy, which differs from the one at model.path.
         stated = read_json(tmp_path / "out/config.json")["speculators_config"]["verifier"]
-        name = verifier or str(tmp_path / "run")
+        name = verifier or str(run)
         assert stated == {"name_or_path": name, "architectures": ["Qwen3ForCausalLM"]}
 
 
-def test_a_head_states_the_acceptance_recorded_in_the_run(shrunk: Options, tmp_path: Path):
-    run = tmp_path / "run"
-    decoder = save(run, shrunk | LAW).networks.decoder
+def test_a_head_states_the_acceptance_recorded_in_the_run(saved: tuple[Path, Experiment], tmp_path: Path):
+    run, decoder = Path(shutil.copytree(saved[0], tmp_path / "run")), saved[1].networks.decoder
     assert made_for(run, 1, decoder) == stated_by(run, 1) != stated_by(run) == made_for(run, "newest", decoder)
     write_lines(run / "metrics.jsonl", [{"step": 1, PREDICTED: 0.5}, {"step": 2, PREDICTED: None}])
     assert made_for(run, "newest", decoder) == replace(stated_by(run), predicted_acceptance=None)
@@ -87,9 +91,7 @@ def test_a_head_states_the_acceptance_recorded_in_the_run(shrunk: Options, tmp_p
     assert made_for(run, "newest", decoder) is None
 
 
-def test_a_policy_is_written_as_it_was_published(
-    shrunk: Options, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_policy_is_as_published(shrunk: Options, files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """Other files and fields are copied. A separate output layer stays one, even if the config ties it."""
     source, out = tmp_path / "source", tmp_path / "out"
     shutil.copytree(files / "policy", source)
@@ -100,9 +102,8 @@ def test_a_policy_is_written_as_it_was_published(
     save_file(tensors | head, source / "model.safetensors", metadata={"format": "pt"})
     options = shrunk | {"--model.path": str(source)}
     save(tmp_path / "run", options)
-    assert_refused(
-        capsys.readouterr().out.splitlines()[0], f"model.path = {source}: tie_word_embeddings = true...untied"
-    )
+    said = capsys.readouterr().out.splitlines()[0]
+    assert_refused(said, f"model.path = {source}: tie_word_embeddings = true...untied")
     own = {"--checkpoint": str(tmp_path / "run"), "--out": str(out)}
     assert launch.export.main(argv("gsm8k", options | own)) == 0
     written = load_file(out / "model.safetensors")
@@ -127,8 +128,8 @@ def test_a_policy_and_its_mtp_head(shrunk: Options, files: Path, tmp_path: Path)
     assert read_made_for(tmp_path / "out") == stated_by(tmp_path / "run")
     assert (tmp_path / "out/tokenizer.json").read_bytes() == (files / "policy/tokenizer.json").read_bytes()
     # A run can start from it with its head, also in a narrower dtype.
-    own_head = {name: value for name, value in options.items() if name != "--draft.mtp-convention"}
-    again = build_experiment(parse_run(argv("gsm8k", own_head | {"--model.path": str(tmp_path / "out")}), "", ""))
+    own_head = options | {"--draft.mtp-convention": None, "--model.path": str(tmp_path / "out")}
+    again = build_experiment(parse_run(argv("gsm8k", own_head), "", ""))
     assert same(again.networks.params.draft, experiment.networks.params.draft)
     own |= {"--out": str(tmp_path / "narrow"), "--param-dtype": "bfloat16"}
     assert launch.export.main(argv("gsm8k", shrunk | MTP | own)) == 0
@@ -149,5 +150,4 @@ def test_a_policy_and_its_mtp_head(shrunk: Options, files: Path, tmp_path: Path)
 def test_refusals(refusal: Refusal, shrunk: Options, tmp_path: Path, options: dict[str, Any], message: str):
     (tmp_path / "run/checkpoints/1").mkdir(parents=True)
     given = shrunk | {"--checkpoint": "run", "--out": "out"} | options
-    given = {name: value for name, value in given.items() if value is not None}
     assert_refused(refusal(launch.export.main, argv("gsm8k", given)), message)

@@ -53,9 +53,8 @@ def test_one_cause_is_one_fault():
     assert found([right, wrong], [right, right]) == ["off", "ok"]
     assert found([rate(None, 50)], [rate(None, 50)]) == ["not checked"]
     off, ok = Finding("caches", "off", "differ"), Finding("caches", "ok", "agree")
-    assert [off.explained_by(off).state, off.explained_by(ok).state, ok.explained_by(off).state] == [
-        *("not checked", "off", "ok")
-    ]
+    explained = off.explained_by(off), off.explained_by(ok), ok.explained_by(off)
+    assert [each.state for each in explained] == ["not checked", "off", "ok"]
 
 
 def test_a_draft_vocabulary_that_lacks_tokens():

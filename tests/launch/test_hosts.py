@@ -4,9 +4,12 @@ import json
 import pickle
 import shutil
 import signal
+import socket
 import subprocess
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +20,12 @@ import pytest
 
 from configs.schema import AsynchronousConfig, HostsConfig, MeshConfig
 from configs.tiny import config
-from launch.cli.errors import Stopped
+from launch.cli.errors import RunStopped, Stopped
 from launch.cli.hosts import common, join_hosts, launched_by_a_cluster
+from launch.cli.rendezvous import wait_for_all
 from tests.jobs import finish_job, free_port, start_job
 from tests.launch.processes import children
-from tests.launch.programs import LEAST, Options, argv, metrics, saved_state, saves
+from tests.launch.programs import LEAST, Options, argv, assert_same_run, metrics, saves, without_times
 from tests.refusals import refuses
 
 TWO = LEAST | {"mesh.data": 2, "data.prompts": 4, "log.samples": 4}
@@ -44,11 +48,9 @@ def test_a_launcher_of_several_processes_is_recognised(environment: dict[str, st
     assert launched_by_a_cluster(environment) == several
 
 
-def test_one_process_starts_nothing() -> None:
-    assert join_hosts(config) == config and not jax.distributed.is_initialized()
-
-
 def test_devices_are_requested_for_both_meshes_before_a_checkpoint_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One process starts nothing."""
+    assert join_hosts(config) == config and not jax.distributed.is_initialized()
     requested = dict[str, Any]()
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setattr("os.cpu_count", lambda: 8)
@@ -83,15 +85,77 @@ def test_a_signal_that_stops_one_process_passes_to_the_others() -> None:
     assert (passed.signal, str(passed)) == (15, "warm-up: stopped")
 
 
+# Processes find each other, or each ends with a one-line reason.
+
+
+def call_all(*processes: tuple[int, int], port: int | None = None, within_s: float = 20.0) -> list[str]:
+    """Call from one thread per (index, count). Return each one's error without the coordinator's address, or ""."""
+    address = f"localhost:{port or free_port()}"
+
+    def call(index: int, count: int) -> str:
+        try:
+            wait_for_all(HostsConfig(address, count, index), within_s)
+        except RunStopped as refusal:
+            return str(refusal).removeprefix(f"hosts.coordinator = {address}: ")
+        return ""
+
+    with ThreadPoolExecutor(len(processes)) as threads:
+        return list(threads.map(call, *zip(*processes, strict=True)))
+
+
+def test_all_processes_are_found() -> None:
+    assert call_all((0, 3), (1, 3), (2, 3)) == [""] * 3
+
+
+def test_two_processes_of_one_index_are_refused_in_each() -> None:
+    assert call_all((0, 3), (1, 3), (1, 3)) == ["two processes have hosts.index = 1"] * 3
+
+
+def test_different_counts_are_refused_in_each() -> None:
+    assert call_all((0, 2), (2, 3)) == ["process 2 has hosts.count = 3, and process 0 has 2"] * 2
+
+
+def test_a_missing_process_is_named_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.cli.rendezvous._RETRY_S", 0.02)  # process 1 may call before process 0 listens
+    assert call_all((0, 3), (1, 3), within_s=2.0) == ["process 2 is missing after 2 s"] * 2
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_port_of_another_program_is_refused(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.cli.rendezvous._CALL_WITHIN_S", 0.1)
+    with socket.create_server(("", 0)) as other:
+        (refusal,) = call_all((index, 2), port=other.getsockname()[1], within_s=0.2)
+    busy = "process 0 cannot open the port: Address already in use"
+    expected = busy, "process 0 is missing after 0 s: another program"
+    assert refusal.startswith(expected[index])
+
+
+def test_an_unknown_host_is_refused() -> None:
+    with pytest.raises(RunStopped, match="nowhere.invalid:1: process 0 is missing after 0 s: "):
+        wait_for_all(HostsConfig("nowhere.invalid:1", 2, 1), 0.1)
+
+
+def test_other_callers_and_a_restarted_process_are_tolerated() -> None:
+    port = free_port()
+
+    def disturb() -> None:
+        for text in (b"GET / HTTP/1.1\r\n", b"[1, 3]\n"):
+            deadline = time.monotonic() + 10
+            while time.monotonic() < deadline:
+                try:
+                    with socket.create_connection(("localhost", port)) as connection:
+                        connection.sendall(text)
+                    break
+                except OSError:
+                    time.sleep(0.01)
+
+    threading.Timer(0.5, call_all, [(1, 3), (2, 3)], {"port": port}).start()
+    threading.Thread(target=disturb).start()
+    assert call_all((0, 3), port=port) == [""]
+
+
 def train(run: Path, options: Options, *more: str) -> list[str]:
     return ["-m", "launch.train", *argv("tiny", options | {"--out": str(run)}), "--speedup.steps", "0", *more]
-
-
-def without_times(run: Path) -> list[dict[str, float | None]]:
-    return [
-        {name: value for name, value in line.items() if not name.startswith(("time/", "perf/"))}
-        for line in metrics(run)
-    ]
 
 
 def assert_near(got: Path, expected: Path) -> None:
@@ -195,7 +259,7 @@ AHEAD = TWO | {"mesh.data": 1, "--asynchronous.lag": "1"}
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("killed", "mode", "heartbeat"), [(0, TWO, 20), (1, TWO, 20), (0, AHEAD, 10), (1, AHEAD, 10)])
-def test_a_killed_process_ends_the_job_and_restarts_resume_to_the_bit(
+def test_a_killed_process_ends_the_job_which_resumes_to_the_bit(
     killed: int, mode: Options, heartbeat: int, tmp_path: Path
 ) -> None:
     options = mode | {"--steps": "60", "--checkpoint.every": "10"}
@@ -216,9 +280,7 @@ def test_a_killed_process_ends_the_job_and_restarts_resume_to_the_bit(
     # One process computes the same where no mesh spans processes.
     count = 1 if mode is AHEAD else 2
     finish_job(start_job(train(whole, options), count=count, devices=3 - count))
-    assert without_times(run) == without_times(whole)
-    for got, expected in zip(*map(jax.tree.leaves, (saved_state(run, 60), saved_state(whole, 60))), strict=True):
-        np.testing.assert_array_equal(got, expected)
+    assert_same_run(run, whole, 60)
 
 
 def lines(run: Path) -> int:

@@ -130,43 +130,41 @@ def test_of_a_data_set_one_split_is_fetched(hub: LocalHub, tmp_path: Path, capsy
     assert answers(f"{DATA}:test") == list("012")
 
 
-def test_a_data_set_without_a_readme_is_read_by_file_names(hub: LocalHub, tmp_path: Path):
-    pytest.importorskip("datasets")
-    (tmp_path / "data").mkdir()
-    write_problems(tmp_path / "data/train.jsonl", list("12"))
-    write_problems(tmp_path / "data/test.jsonl", list("3"))
-    hub.push("dataset", "org/plain", tmp_path / "data")
-    assert answers("org/plain") == list("12") and answers("org/plain", "files") == ["3"]
-    with refuses("data.train = org/plain@...:valid: cannot be read...valid", ConfigError):
-        answers("org/plain:valid")
-
-
 @pytest.mark.parametrize(
-    ("configs", "train", "said"),
+    ("configs", "train", "option", "said"),
     [
-        ("[{config_name: default, data_files: train.jsonl}]", list("12"), "default has no split test...train"),
-        ("[{config_name: a}]", list("12"), None),
-        ("[{config_name: a, data_files: [{split: train, path: no.jsonl}]}]", None, "README.md...no.jsonl"),
-        ("[{config_name: a, data_files: [{split: train}]}]", None, "README.md: "),
-        ("{a", None, "README.md: "),
+        # Without a README, names of files tell the split.
+        (None, list("12"), "data.train:valid", "cannot be read...valid"),
+        ("[{config_name: default, data_files: train.jsonl}]", list("12"), "files", "default has no split test...train"),
+        ("[{config_name: a}]", list("12"), "files", None),
+        (
+            "[{config_name: a, data_files: [{split: train, path: no.jsonl}]}]",
+            None,
+            "data.train",
+            "README.md...no.jsonl",
+        ),
+        ("[{config_name: a, data_files: [{split: train}]}]", None, "data.train", "README.md: "),
+        ("{a", None, "data.train", "README.md: "),
     ],
 )
 def test_the_readme_determines_the_files_to_read(
-    hub: LocalHub, tmp_path: Path, configs: str, train: list[str] | None, said: str | None
+    hub: LocalHub, tmp_path: Path, configs: str | None, train: list[str] | None, option: str, said: str | None
 ):
     pytest.importorskip("datasets")
     (tmp_path / "data").mkdir()
-    (tmp_path / "data/README.md").write_text(f"---\nconfigs: {configs}\n---\n")
+    if configs is not None:
+        (tmp_path / "data/README.md").write_text(f"---\nconfigs: {configs}\n---\n")
     write_problems(tmp_path / "data/train.jsonl", list("12"))
     write_problems(tmp_path / "data/test.jsonl", list("3"))
     hub.push("dataset", "org/stated", tmp_path / "data")
+    option, colon, split = option.partition(":")
     if train is not None:
         assert answers("org/stated") == train
-    if said is None:
+    if said is None or split:
         assert answers("org/stated", "files") == ["3"]
-    else:
-        with refuses(f"files = org/stated@...{said}" if train else f"data.train = org/stated@...{said}", ConfigError):
-            answers("org/stated", "files" if train else "data.train")
+    if said is not None:
+        with refuses(f"{option} = org/stated@...{said}", ConfigError):
+            answers(f"org/stated{colon}{split}", option)
 
 
 def test_a_run_keeps_its_commits(hub: LocalHub, tmp_path: Path):

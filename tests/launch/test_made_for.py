@@ -13,14 +13,12 @@ from launch.setup.draft import read_stated_policy
 from launch.setup.drafts.base import Draft
 from launch.setup.drafts.mtp import MTPDraft
 from models.checkpoints.made_for import MadeFor, state_made_for
-from models.config import DecoderConfig
 from models.drafts.mtp import MTPConfig, mtp_config
 from specjax.drafters import NoDrafter
+from tests.launch.programs import ONE_LAYER
 from tests.refusals import refuses
 
-POLICY = DecoderConfig(
-    vocab_size=9, hidden_size=16, intermediate_size=16, num_layers=2, num_heads=1, num_kv_heads=1, head_dim=8
-)
+POLICY = replace(ONE_LAYER, hidden_size=16, num_layers=2)
 HEAD = mtp_config(POLICY, "mimo")
 
 

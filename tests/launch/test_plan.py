@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -16,7 +15,7 @@ import launch.train
 from configs.override import override
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError, RunStopped
-from launch.cli.options import parse_run
+from launch.cli.recipes import load_recipe
 from launch.plan import devices
 from launch.plan.__main__ import main
 from launch.plan.alternatives import alternatives
@@ -44,10 +43,12 @@ SMALL = FEW | changes(
 )
 
 
+CONFIG = override(load_recipe("tiny"), SMALL)
+
+
 @pytest.mark.slow
 def test_a_plan():
-    config = parse_run(argv("tiny", SMALL), "", "")
-    experiment = abstract_experiment(config, make_mesh(config.mesh))
+    config, experiment = CONFIG, abstract_experiment(CONFIG, make_mesh(CONFIG.mesh))
     plan = Plan(experiment)
     found = {name: plan.program(name) for name in get_args(ProgramName)}
     lines = [*memory_table(found, capacity=max(each.total for each in found.values()) + 1)]
@@ -66,29 +67,25 @@ def test_a_plan():
     assert any("fsdp" in kind.axes for kind in update.count)
     # A round verifies 5 tokens in each of 8 rows, with a policy of over 4,000 parameters.
     assert found["generate"].flops.turn > 2 * 4_000 * 5 * 8
-    assert (
-        json.loads(json.dumps(as_json(config, PlanConfig(gpu="cpu"), found, [], [], [])))["programs"].keys()
-        == found.keys()
-    )
+    written = json.loads(json.dumps(as_json(config, PlanConfig(gpu="cpu"), found, [], [], [])))
+    assert written["programs"].keys() == found.keys()
 
 
 def test_of_a_ladder_only_the_longest_window_is_compiled():
-    def update(*ladder: int) -> jax.stages.Traced:
-        config = replace(parse_run(argv("tiny", SMALL), "", ""), ladder=ladder)
-        return Plan(abstract_experiment(config, make_mesh(config.mesh))).trace("update")
-
-    plain, bucketed = update(), update(8, 12)
+    plain, bucketed = (plan_of(ladder=ladder).trace("update") for ladder in ((), (8, 12)))
     assert flops(bucketed.jaxpr.jaxpr) == flops(plain.jaxpr.jaxpr)
     assert "sort" in str(bucketed.jaxpr) and len(str(bucketed.jaxpr)) < 1.2 * len(str(plain.jaxpr))
 
 
-def plan_of_a_mixture() -> Plan:
-    experts = ExpertsConfig(num_experts=4, active=2, intermediate_size=8)
-    config = override(
-        parse_run(argv("tiny", SMALL | {"--logit-chunk": "8", "--model.remat": "full"}), "", ""),
-        {"model.architecture.experts": experts, "mesh": MeshConfig(fsdp=2, expert=2, tensor=2)},
-    )
+def plan_of(**values: Any) -> Plan:
+    """Return the plan of the small run with other values (`__` stands for a dot)."""
+    config = override(CONFIG, {name.replace("__", "."): value for name, value in values.items()})
     return Plan(abstract_experiment(config, make_mesh(config.mesh)))
+
+
+def plan_of_a_mixture() -> Plan:
+    experts, mesh = ExpertsConfig(num_experts=4, active=2, intermediate_size=8), MeshConfig(fsdp=2, expert=2, tensor=2)
+    return plan_of(logit_chunk=8, model__remat="full", model__architecture__experts=experts, mesh=mesh)
 
 
 def test_an_update_gathers_weights_over_fsdp_and_neither_logits_nor_vocabulary_heads():
@@ -113,14 +110,10 @@ def test_a_plan_for_512_devices(tmp_path: Path):
     assert {tuple(each["axes"]) for each in plan["collectives"]["one round"]} == {("tensor",)}
 
 
-def test_without_the_plugin_cpu_figures_are_offered(refusal: Refusal, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: None)
-    assert "--plan.gpu cpu" in refusal(main, argv("tiny", SMALL))
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("", "...--plan.gpu cpu"),  # without the plugin
         ("--plan.gpu a100", "plan.gpu = a100: must be h100|h200|b200|gb200|cpu"),
         ("--plan.gpus 12", "plan.gpus = 12:...8 devices of mesh = (2, 2, 1, 2); nearest: 8 or 16, or --plan.mesh auto"),
         ("--plan.gpus 16 --plan.per-host 3", "plan.per_host = 3:...plan.gpus = 16; nearest: 2 or 4"),
@@ -136,7 +129,7 @@ def test_without_the_plugin_cpu_figures_are_offered(refusal: Refusal, monkeypatc
     ],
 )
 def test_refusals(words: str, message: str, refusal: Refusal, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: name if words else None)
     assert_refused(refusal(main, [*argv("tiny", SMALL), *words.split()]), message)
 
 
@@ -171,11 +164,11 @@ def test_sensible_meshes_use_all_gpus_and_keep_tensor_within_links():
     assert shapes(6, 3) == {(1, 6, 1, 1), (2, 3, 1, 1)}
     assert shapes(16, 8, mixture=True) >= {(1, 16, 1, 1), (1, 2, 8, 1), (1, 2, 2, 4), (1, 1, 4, 4)}
     assert {math.prod(shape) for shape in shapes(64, 8, mixture=True)} == {64}
-    config = parse_run(argv("tiny", SMALL | changes("--microbatches 6")), "", "")
+    config = override(CONFIG, {"microbatches": 6})
     assert [with_mesh(config, MeshConfig(fsdp=size)).microbatches for size in (1, 2, 4)] == [4, 4, 2]
 
 
-def test_of_the_ranked_meshes_the_first_that_fits_is_planned(
+def test_the_first_ranked_mesh_that_fits_is_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     """Four meshes: 8 data shards do not divide the prompts, XLA refuses one, and one is too large."""
@@ -200,11 +193,8 @@ def test_of_the_ranked_meshes_the_first_that_fits_is_planned(
     seconds = [each["rollout_s"] + each["update_s"] for each in found["meshes"]]
     assert seconds == sorted(seconds) and all(seconds)
     assert "fsdp 8                            refused: data.prompts = 4" in out
-    assert (
-        "refused by XLA" in out
-        and "does not fit: 1,024.0 GiB" in out
-        and "mesh: --mesh.data 1 --mesh.fsdp 1 --mesh" in out
-    )
+    for part in ("refused by XLA", "does not fit: 1,024.0 GiB", "mesh: --mesh.data 1 --mesh.fsdp 1 --mesh"):
+        assert part in out
     # A GPU of 500 kB: a mesh of one device is too small, one of two is not.
     monkeypatch.setattr(launch.plan.plan, "USABLE", 500_000 / HARDWARE["h100"].memory)
     with pytest.raises(ConfigError, match=r"^plan.gpus = 1: too few for every mesh; one device needs .* nearest: 2$"):
@@ -221,15 +211,15 @@ def test_gpus_are_described_to_xla_by_their_sheets():
 
 def test_rounds_of_a_plan_take_what_the_sheet_says():
     """Each kind of draft has a sheet; devices of the tensor axis share a round's work."""
-    config, shown = parse_run(argv("tiny", SMALL), "", ""), []
+    shown = []
     kinds: list[dict[str, Any]] = [
         {"draft.kind": "none", "rollout.draft_length": 0},
         {},
         {"draft.kind": "mtp", "draft.mtp_convention": "mimo"},
-        {"draft.kind": "model", "draft.unroll": 3, "draft.architecture": config.model.architecture},
+        {"draft.kind": "model", "draft.unroll": 3, "draft.architecture": CONFIG.model.architecture},
     ]
     for kind in kinds:
-        experiment = abstract_experiment(override(config, kind), make_mesh(config.mesh))
+        experiment = abstract_experiment(override(CONFIG, kind), make_mesh(CONFIG.mesh))
         times = round_times(experiment, HARDWARE["h100"])
         assert [each[:2] for each in times] == [*experiment.phases]
         assert [*times[0].seconds] == sorted({0, *experiment.config.rollout.lengths})
@@ -270,30 +260,24 @@ COMPILED = """
 %condition (p: (f32[4,8])) -> pred[] {
   ROOT %any = pred[] all-reduce(%x), replica_groups={{0,2},{1,3},{4,6},{5,7}}, to_apply=%or
 }
-
 %body (p: (f32[4,8])) -> (f32[4,8]) {
   %sum = f32[4,8]{1,0} all-reduce(%x), replica_groups={{0,1},{2,3},{4,5},{6,7}}, to_apply=%add
 }
-
 %flag (p: (pred[], f32[4,8])) -> pred[] {
   %p = (pred[], f32[4,8]) parameter(0)
   ROOT %first = pred[] get-tuple-element(%p), index=0
 }
-
 %outer (p: (f32[4,8])) -> (f32[4,8]) {
   %once = (f32[4,8]) while(%t), condition=%flag, body=%body
   %round = (f32[4,8]) while(%t), condition=%condition, body=%body
 }
-
 %long (p: (f32[4,8])) -> (f32[4,8]) {
   %start = (bf16[4,8]{1,0}, bf16[4,16]{1,0}) all-gather-start(%x), replica_groups=[4,2]<=[8], dimensions={1}
   %done = bf16[4,16]{1,0} all-gather-done(%start)
 }
-
 %short (p: (f32[4,8])) -> (f32[4,8]) {
   %none = f32[4,8]{1,0} add(%x, %x)
 }
-
 ENTRY %main (p: f32[4,8]) -> f32[4,8] {
   %known = (f32[4,8]) while(%t), condition=%short, body=%body, backend_config={"known_trip_count":{"n":"3"}}
   %chosen = (f32[4,8]) conditional(%i, %t, %t), branch_computations={%short, %long}
@@ -311,7 +295,7 @@ def test_collectives_are_counted_through_loops_and_branches():
 
 
 def test_alternatives_change_one_option_and_keep_the_devices_if_possible():
-    config = parse_run(argv("tiny", SMALL | changes("--mesh.data 4 --data.prompts 8 --logit-chunk 8")), "", "")
+    config = override(CONFIG, {"mesh.data": 4, "data.prompts": 8, "logit_chunk": 8})
     for program, first in (("generate", "rollout.phases with at most 1 slots"), ("update", "microbatches = 4")):
         found = dict(alternatives(config, program, experts=False))
         more = alternatives(config, program, experts=True)
@@ -320,5 +304,5 @@ def test_alternatives_change_one_option_and_keep_the_devices_if_possible():
         assert found["mesh.tensor = 4, mesh.data = 2"].mesh == MeshConfig(data=2, fsdp=2, tensor=4)
         assert found["mesh.fsdp = 4, mesh.data = 2"].mesh == MeshConfig(data=2, fsdp=4, tensor=2)
     assert {"model.remat = full", "logit_chunk = 4"} < found.keys()
-    alone = parse_run(argv("tiny", SMALL | changes("--mesh.data 1 --mesh.fsdp 1 --mesh.tensor 1")), "", "")
+    alone = override(CONFIG, {"mesh": MeshConfig()})
     assert "mesh.tensor = 2, so twice the GPUs" in dict(alternatives(alone, "update", experts=False))

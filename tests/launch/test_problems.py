@@ -30,9 +30,8 @@ def write(path: Path, *lines: str) -> Path:
 
 def test_fields_become_text(tmp_path: Path):
     """Only newlines end a line, and the answer follows the last marker."""
-    path = write(
-        tmp_path / "a.jsonl", '{"q": "é\u2028?", "a": " 7 ", "s": "3+4"}', "", '{"q": "x", "a": 0, "s": 1.5}', ""
-    )
+    lines = '{"q": "é\u2028?", "a": " 7 ", "s": "3+4"}', "", '{"q": "x", "a": 0, "s": 1.5}', ""
+    path = write(tmp_path / "a.jsonl", *lines)
     assert read_problems(path, "q", "a") == [Problem(prompt="é\u2028?", answer="7"), Problem(prompt="x", answer="0")]
     assert [problem.solution for problem in read_problems(path, "q", "a", "s")] == ["3+4", "1.5"]
     path = write(tmp_path / "b.jsonl", '{"q": "x", "a": "#### 3 is wrong\\n#### 72"}')
@@ -58,55 +57,41 @@ def test_the_same_problems_from_every_format(tmp_path: Path):
     assert found[0].prompt == tuple(Message(**each) for each in chat)
 
 
+LINE = '{"q": "x", "a": "# 1"}'
+
+
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.csv", "q,a\nx,1\nx,1,2\n", ":3: "),
+        ("a.csv", "q,a\nx,#1\nx,1,2\n", ":3: "),
         ("a.csv", "q,a\nx\n", ":2: field 'a'"),
         ("a.csv", 'q,a\n"x,1\n', ":2: "),
         ("a.csv", "q,b\nx,1\n", ":2: no field 'a'...'b'"),
-        ("a.json", '[{"q": "x", "a": "1"}, 2]', ": item 2: "),
+        ("a.json", '[{"q": "x", "a": "#1"}, 2]', ": item 2: "),
         ("a.json", '[{"q": "x", "a": "1"}', ": "),
         ("a.parquet", "PAR1", ": cannot be read: "),
         ("missing.parquet", None, ": cannot be read: "),
+        *((name, None, ": ") for name in ("missing.jsonl", "")),
+        *(("a.jsonl", text, ": ") for text in (b"\xff\xfe", "\n")),
+        ("a.jsonl", f"{LINE}\n{{", ":2:"),
+        ("a.jsonl", f"{LINE}\n[1]", ":2:"),
+        ("a.jsonl", f'{LINE}\n{{"q": "x", "b": 1}}', ":2:...'a'...'q'...'b'"),
+        ("a.jsonl", f"{LINE}\n{{}}", ":2:...'a'"),
+        ("a.jsonl", f'{LINE}\n{{"q": "x", "a": null}}', ":2:...'a'"),
+        ("a.jsonl", f'{LINE}\n{{"q": "x", "a": true}}', ":2:...'a'"),
+        ("a.jsonl", f'{LINE}\n{{"q": ["x"], "a": "# 1"}}', ":2:...'q'...\"x\""),
+        ("a.jsonl", f'{LINE}\n{{"q": " ", "a": "# 1"}}', ":2:...'q'"),
+        ("a.jsonl", f'{LINE}\n{{"q": "x", "a": "1"}}', ":2:...'a'...'#'"),
+        ("a.jsonl", f'{LINE}\n{{"q": "x", "a": "1 # "}}', ":2:...'a'...'#'"),
     ],
 )
-def test_bad_records_of_every_format_are_named(tmp_path: Path, name: str, text: str | None, message: str):
+def test_bad_files_and_records_are_named(tmp_path: Path, name: str, text: str | bytes | None, message: str):
     if text is not None:
-        write(tmp_path / name, text)
+        (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
         if name.endswith("parquet"):
             pytest.importorskip("datasets")
     with refuses(f"{tmp_path / name}{message}", ConfigError):
-        read_problems(tmp_path / name, "q", "a")
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("{", ":2:"),
-        ("[1]", ":2:"),
-        ('{"q": "x", "b": 1}', ":2:...'a'...'q'...'b'"),
-        ("{}", ":2:...'a'"),
-        ('{"q": "x", "a": null}', ":2:...'a'"),
-        ('{"q": "x", "a": true}', ":2:...'a'"),
-        ('{"q": ["x"], "a": "# 1"}', ":2:...'q'...\"x\""),
-        ('{"q": " ", "a": "# 1"}', ":2:...'q'"),
-        ('{"q": "x", "a": "1"}', ":2:...'a'...'#'"),
-        ('{"q": "x", "a": "1 # "}', ":2:...'a'...'#'"),
-    ],
-)
-def test_bad_lines_are_named(tmp_path: Path, line: str, message: str):
-    path = write(tmp_path / "a.jsonl", '{"q": "x", "a": "# 1"}', line)
-    with refuses(f"a.jsonl{message}", ConfigError):
-        read_problems(path, "q", "a", answer_after="#")
-
-
-def test_bad_files_are_named(tmp_path: Path):
-    (tmp_path / "bytes.jsonl").write_bytes(b"\xff\xfe")
-    write(tmp_path / "empty.jsonl", "", "")
-    for name in ("missing.jsonl", "", "bytes.jsonl", "empty.jsonl"):
-        with refuses(f"{tmp_path / name}: ", ConfigError):
-            read_problems(tmp_path / name, "q", "a")
+        read_problems(tmp_path / name, "q", "a", answer_after="#")
 
 
 def test_split_never_overlaps():
@@ -152,6 +137,8 @@ def test_problems_of_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     if function is not None:
         setattr(module, name, function)
     config = RunConfig(name="own", steps=1, seed=3, data=DataConfig(function=f"own_problems:{name}"))
+    with refuses("function = mine: ...package.module:name"):
+        DataConfig(function="mine")
     if message:
         with refuses(f"data.function = own_problems:{name}: ...{message}...", ConfigError):
             build_problems(config)
@@ -162,11 +149,6 @@ def test_problems_of_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert build_problems(replace(config, data=data)).held_out == [Problem(prompt="q", answer="b")]
     data = replace(config.data, train=str(path), held_out=str(path))
     assert build_problems(replace(config, data=data)).train == [Problem(prompt="q", answer="b")]
-
-
-def test_a_function_needs_a_module() -> None:
-    with refuses("function = mine: ...package.module:name"):
-        DataConfig(function="mine")
 
 
 @needs_data
@@ -195,15 +177,6 @@ def test_sums_are_right_distinct_and_by_the_seed():
     assert problems == arithmetic(0, 200, 2, 4, 12) != arithmetic(1, 200, 2, 4, 12)
     every = arithmetic(seed=0, count=9 + 27, min_terms=2, max_terms=3, max_value=3)
     assert len({problem.prompt for problem in every}) == 36
-
-
-@pytest.mark.parametrize(
-    ("bounds", "message"),
-    [
-        ((37, 2, 3, 3), "problems = 37:...36"),
-        ((1, 3, 2, 3), "min_terms = 3:...max_terms...2"),
-    ],
-)
-def test_bad_bounds_are_config_errors(bounds: tuple[int, ...], message: str):
-    with refuses(f"data.arithmetic.{message}", ConfigError):
-        arithmetic(0, *bounds)
+    for bounds, message in ((37, 2, 3, 3), "problems = 37:...36"), ((1, 3, 2, 3), "min_terms = 3:...max_terms...2"):
+        with refuses(f"data.arithmetic.{message}", ConfigError):
+            arithmetic(0, *bounds)

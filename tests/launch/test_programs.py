@@ -1,59 +1,57 @@
 """The programs as a user runs them, with tiny networks and problems."""
 
+import contextlib
+import io
 import json
 import math
 import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import launch.generate
 import launch.train
-from configs.gsm8k import DATA
 from launch.costs.cost_table import read_cells
 from launch.run.metric_log import STANDARD_METRICS
 from specjax import ProbeStep, Prompts, TrainState
 from specjax.train.train_step import StepResult
 from tests.launch.checkpoints import write_problems
 from tests.launch.processes import children, gone
-from tests.launch.programs import (
-    DRAFT_LENGTH,
-    FEW,
-    SHRUNK,
-    Options,
-    argv,
-    fake_wandb,
-    finish,
-    flags,
-    measured,
-    metrics,
-    saves,
-    start,
-)
+from tests.launch.programs import FEW, Options, argv, assert_same_run, fake_wandb, flags, metrics, saves, start
 
+Killed = tuple[Path, int, list[int]]
 HERE = Path(__file__).parent
-# Metrics that depend on times and probes. All others are reproducible.
-TIMED = ("time/", "perf/")
 # Metrics that only probes measure.
 STAGES = {f"time/{stage}" for stage in ("prepare", "generation", "reward", "logprob", "train")}
 STAGES |= {"perf/generation_tokens_per_s", "perf/speedup_vs_autoregressive"}
 
 
+def missing(line: dict[str, float | None]) -> set[str]:
+    return {name for name, value in line.items() if value is None}
+
+
+def wait_for(done: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 300
+    while not done() and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+
+
 @pytest.fixture(scope="module")
-def killed(files: Path, shrunk: Options) -> tuple[Path, int, list[int]]:
+def killed(files: Path, shrunk: Options) -> Killed:
     """Return a run killed by SIGKILL after a save, its newest save, and the processes that it had started."""
     pytest.importorskip("math_verify")
     run = files / "killed"
     process = start("gsm8k", shrunk | {"--out": str(run), "--steps": "1000", "--checkpoint.every": "1"})
     try:
-        deadline = time.monotonic() + 300
-        while not saves(run) and process.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.005)
-        assert process.poll() is None, process.communicate()
+        wait_for(lambda: bool(saves(run)), process)
         started = children(process.pid)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
@@ -63,16 +61,13 @@ def killed(files: Path, shrunk: Options) -> tuple[Path, int, list[int]]:
 
 
 @pytest.fixture(scope="module")
-def stopped(killed: tuple[Path, int, list[int]], shrunk: Options) -> str:
+def stopped(killed: Killed, shrunk: Options) -> str:
     """Resume the killed run, tell it to stop two steps later, and return its output. It saves only at the stop."""
     run, save, _ = killed
     out = {"--out": str(run), "--steps": "1000", "--checkpoint.every": "1000"}
     process = start("gsm8k", shrunk | out, "--resume")
     try:
-        deadline = time.monotonic() + 300
-        while (run / "metrics.jsonl").read_text().count("\n") != save + 2 and time.monotonic() < deadline:
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.005)
+        wait_for(lambda: (run / "metrics.jsonl").read_text().count("\n") == save + 2, process)
         process.terminate()
         said, errors = process.communicate(timeout=120)
     finally:
@@ -82,28 +77,29 @@ def stopped(killed: tuple[Path, int, list[int]], shrunk: Options) -> str:
 
 
 @pytest.fixture(scope="module")
-def steps(killed: tuple[Path, int, list[int]], stopped: str) -> int:
+def steps(killed: Killed, stopped: str) -> int:
     """Return the step of the newest checkpoint, which was written at the stop."""
     return saves(killed[0])[-1]
 
 
 @pytest.fixture(scope="module")
 def finished(files: Path, shrunk: Options, steps: int) -> Path:
-    """Return the same run without interruption."""
-    run = files / "finished"
+    """Return the same run without interruption, by this process."""
+    run, said = files / "finished", io.StringIO()
     options = {"--out": str(run), "--steps": str(steps), "--profile-step": str(steps)}
-    said = finish(start("gsm8k", shrunk | options))
-    assert f"run directory: {run}\n" in said and f"report: {run / 'report.html'}\n" in said
+    with contextlib.redirect_stdout(said):
+        assert launch.train.main(argv("gsm8k", shrunk | options)) == 0
+    assert f"run directory: {run}\n" in said.getvalue() and f"report: {run / 'report.html'}\n" in said.getvalue()
     return run
 
 
 def test_a_run_writes_all_its_files(finished: Path, files: Path, steps: int):
     lines = metrics(finished)
     assert [line["step"] for line in lines] == list(range(1, steps + 1))
-    names = ("step", *STANDARD_METRICS, *(f"rollout/acceptance_rate_pos_{i + 1}" for i in range(DRAFT_LENGTH)))
+    names = ("step", *STANDARD_METRICS, *(f"rollout/acceptance_rate_pos_{i}" for i in (1, 2)))
     for line in lines:
         assert tuple(line) == names
-        assert measured(line) == set(names) - STAGES - {"eval/accuracy", "kl/reference", "time/draft_training"}
+        assert missing(line) == STAGES | {"eval/accuracy", "kl/reference", "time/draft_training"}
         assert line["reward/failed"] == 0
     # There were correct and wrong answers, so the policy learnt.
     assert any(0 < (line["reward/mean"] or 0) < 1 for line in lines)
@@ -121,36 +117,16 @@ def test_a_run_writes_all_its_files(finished: Path, files: Path, steps: int):
 
 
 def test_a_killed_resumed_and_stopped_run_equals_an_unbroken_one(
-    killed: tuple[Path, int, list[int]], stopped: str, finished: Path, steps: int
+    killed: Killed, stopped: str, finished: Path, steps: int
 ):
-    run, save, _ = killed
+    run, save, started = killed
     assert f"resumed after step {save}\n" in stopped
     assert f"\nstopped after step {steps}; --resume continues it\nreport: " in stopped
     assert steps >= save + 2
-    lines, expected = metrics(run), metrics(finished)
-    assert len(lines) == len(expected) == steps
-    for line, other in zip(lines, expected, strict=True):
-        for name in line:
-            assert name.startswith(TIMED) or line[name] == other[name], f"{name} of step {line['step']}"
-
-
-def test_a_killed_run_leaves_no_process_behind(killed: tuple[Path, int, list[int]]):
-    _, _, started = killed
-    assert started
-    assert gone(started)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path(DATA or "", "gsm8k").is_dir(), reason="no GSM8K; SPECJAX_DATA names its directory")
-def test_two_steps_on_gsm8k_itself(files: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    pytest.importorskip("math_verify")
-    options = SHRUNK | {"--model.path": str(files / "policy"), "--out": str(tmp_path / "run"), "--steps": "2"}
-    options |= {"--data.train": f"{DATA}/gsm8k/train.jsonl", "--data.held-out": f"{DATA}/gsm8k/test.jsonl"}
-    assert launch.train.main(argv("gsm8k", options | {"--data.max-prompt-tokens": "64"})) == 0
-    dropped = re.search(r"(\d+) training prompts are empty or over 64 tokens: dropped", capsys.readouterr().out)
-    assert dropped and 0 < int(dropped[1]) < 7473 / 2
-    assert [line["reward/failed"] for line in metrics(tmp_path / "run")] == [0, 0]
-    assert saves(tmp_path / "run") == [2]
+    assert len(metrics(run)) == steps
+    assert_same_run(run, finished, steps)
+    # No process is left.
+    assert started and gone(started)
 
 
 def test_samples_that_cannot_be_scored_cost_nothing_else(
@@ -168,14 +144,8 @@ def test_samples_that_cannot_be_scored_cost_nothing_else(
     # Every step samples all five problems twice.
     lines = metrics(tmp_path / "run")
     assert len(lines) == 2
-    expected = {
-        "failed": 6,
-        "mean": 2.625,
-        "std": 0.375,
-        "accuracy": 0.5,
-        "sample_scorers.by_answer": 0.625,
-        "format": 1,
-    }
+    expected = {"failed": 6, "mean": 2.625, "std": 0.375, "accuracy": 0.5, "format": 1}
+    expected |= {"sample_scorers.by_answer": 0.625}
     for line in lines:
         assert {name: line[f"reward/{name}"] for name in expected} == expected
         assert math.isfinite(line["loss/draft"] or math.nan)
@@ -195,9 +165,7 @@ def test_generate_answers_from_a_finished_run(
 
 
 @pytest.mark.slow
-def test_costs_are_measured_at_the_start_and_at_probes_and_kept(
-    shrunk: Options, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_costs_are_measured_at_start_and_probes(shrunk: Options, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("math_verify")
     options = shrunk | flags(f"--out {tmp_path}/run --steps 1 --probe-every 1 --rollout.draft-lengths 0 2")
     assert launch.train.main(argv("gsm8k", options)) == 0
@@ -212,8 +180,7 @@ def test_costs_are_measured_at_the_start_and_at_probes_and_kept(
 
 TINY = FEW | flags(
     "--draft.unroll 1 --rollout.group-size 2 --rollout.draft-length 1 --steps 4 --checkpoint.every 3",
-    "--eval.every 3 --eval.prompts 8 --probe-every 4",
-    "--speedup.steps 1",
+    "--eval.every 3 --eval.prompts 8 --probe-every 4 --speedup.steps 1",
 )
 DISTILLING = flags("--distill.steps 2 --distill.answers 16 --distill.batch-size 8")
 
@@ -238,13 +205,7 @@ def test_tiny_from_warm_up_to_the_closing_comparison(
     options = TINY | more | {"--out": str(tmp_path / "run"), "--log.wandb-project": "sums"}
     assert launch.train.main(argv("tiny", options)) == 0
     said = capsys.readouterr().out
-    for part in (
-        "warm-up: 2 of 2 steps",
-        "compiled",
-        "accuracy",
-        "autoregressive",
-        "by Amdahl",
-    ):
+    for part in ("warm-up: 2 of 2 steps", "compiled", "accuracy", "autoregressive", "by Amdahl"):
         assert part in said
     assert ("distillation: 2 of 2 steps" in said) == bool(more)
     lines = metrics(tmp_path / "run")
@@ -253,7 +214,7 @@ def test_tiny_from_warm_up_to_the_closing_comparison(
     for number, line in enumerate(lines, start=1):
         unmeasured = {"kl/reference", "time/draft_training"} | (STAGES if number != 4 else set())
         unmeasured |= {"eval/accuracy"} if number != 3 else set()
-        assert tuple(line) == names and measured(line) == set(names) - unmeasured
+        assert tuple(line) == names and missing(line) == unmeasured
         assert line["rollout/draft_length"] == 1
     assert saves(tmp_path / "run") == [3, 4]
     assert staged == ["rehearsal", "probe"]
@@ -267,12 +228,26 @@ def test_warm_up_and_distillation_survive_a_kill_in_the_first_steps(tmp_path: Pa
     options = TINY | DISTILLING | {"--out": str(run), "--steps": "1"}
     assert launch.train.main(argv("tiny", options)) == 0
     assert saves(run) == [0, 1]
-    expected = metrics(run)
+    shutil.copytree(run, tmp_path / "unbroken")
     shutil.rmtree(run / "checkpoints" / "1")
     (run / "metrics.jsonl").write_text("")
     capsys.readouterr()
     assert launch.train.main([*argv("tiny", options), "--resume"]) == 0
     said = capsys.readouterr().out
     assert "resumed after step 0\n" in said and "warm-up:" not in said and "distillation:" not in said
-    for name, value in metrics(run)[0].items():
-        assert name.startswith(TIMED) or value == expected[0][name], name
+    assert_same_run(run, tmp_path / "unbroken", 1)
+
+
+@pytest.mark.slow
+def test_tiny_learns_and_speculation_pays(tmp_path: Path):
+    """The default job, unchanged: it learns, its draft is accepted, and its comparison shows a speed-up."""
+    command = [sys.executable, "-m", "launch.train", "tiny", "--out", str(tmp_path / "run")]
+    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    before, after = map(float, re.search(r"accuracy: (\S+)% before RL, (\S+)% after", result.stdout).groups())  # pyright: ignore[reportOptionalMemberAccess]
+    assert after - before >= 10
+    assert sum(step["rollout/acceptance_length"] for step in metrics(tmp_path / "run")[-5:]) / 5 >= 3.5
+    events = [json.loads(line) for line in (tmp_path / "run" / "diary.jsonl").read_text().splitlines()]
+    result = events[-1]["result"]
+    # Their size depends on the machine's caches and arithmetic (benchmarks/results/tiny_cpu.txt).
+    assert result["generation_speedup"] > 1.1 and result["step_speedup"] > 0.9

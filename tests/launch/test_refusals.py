@@ -1,5 +1,6 @@
 """Bad input to the programs: exit code 2, a one-line reason, and no other effect."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,16 +9,14 @@ import launch.generate
 import launch.train
 from launch.cli.options import parse_run
 from launch.setup.experiment import build_experiment
-from specjax.checkpoint import Checkpointer
-from specjax.train.state import init_train_state
-from tests.launch.programs import Options, Refusal, argv
+from tests.launch.programs import Options, Refusal, argv, leave_run
 from tests.refusals import assert_refused
 
 KL, BEST = {"--loss.kl-coefficient": "0.1"}, {"--checkpoint.best": "eval/accuracy"}
 PLAIN = {"--draft.kind": "none", "--rollout.draft-length": "0"}
-
-
+LAG, AHEAD = {"--asynchronous.lag": "1"}, "--asynchronous.rollout-mesh"
 CARRY = {"--rollout.carry-over": "0.5"}
+MESH = "asynchronous.rollout_mesh"
 BITS, UNCORRECTED = {"--model.rollout-dtype": "fp8"}, {"--loss.importance-cap": "None"}
 BYTES = {"--data.tokenizer": "bytes", "--data.chat-template-kwargs": "{}"}
 
@@ -46,27 +45,17 @@ BYTES = {"--data.tokenizer": "bytes", "--data.chat-template-kwargs": "{}"}
         ({"--loss.importance": "icepop", "--loss.importance-floor": "3"}, "loss.importance_floor = 3.0:"),
         ({"--data.prompts": "100"}, "data.prompts = 100:...1...12"),
         ({"--data.max-prompt-tokens": "2"}, "data.prompts = 4:...1...0"),
-        ({"--rollout.law.top-p": "0.9"}, "rollout.law = ...allow_truncated_law"),
         ({"--reward.scorer": "nowhere:score"}, "reward.scorer = nowhere:score: ModuleNotFoundError"),
         ({"--reward.time-limit-s": "0"}, "reward.time_limit_s = 0.0:...0"),
         ({"--model.rollout-dtype": "int4"}, "model.rollout_dtype = int4:...int8"),
         (BITS | UNCORRECTED, "model.rollout_dtype = fp8:...importance_cap"),
         (BITS | {"--updates.epochs": "2"}, "model.rollout_dtype = fp8:...recompute_old"),
-        ({"--asynchronous.lag": "1"} | UNCORRECTED, "asynchronous.lag = 1:...0...importance_cap"),
-        ({"--asynchronous.lag": "1", "--updates.epochs": "2"}, "asynchronous.lag = 1:...0...recompute_old"),
-        (
-            {"--asynchronous.lag": "1", "--mesh.data": "2", "--asynchronous.rollout-mesh.data": "3"},
-            "asynchronous.rollout_mesh = (3, 1, 1, 1):...3...2...mesh = (2, 1, 1, 1)",
-        ),
-        (
-            {"--asynchronous.lag": "1", "--asynchronous.rollout-mesh.tensor": "2"},
-            "asynchronous.rollout_mesh = (1, 1, 1, 2):...2...data x fsdp",
-        ),
-        (
-            {"--asynchronous.lag": "1", "--asynchronous.rollout-mesh.tensor": "2", "--mesh.data": "2"},
-            "vocab_size = 9: must be a multiple of asynchronous.rollout_mesh.tensor = 2",
-        ),
-        ({"--asynchronous.rollout-mesh.data": "2"}, "asynchronous.rollout_mesh = (2, 1, 1, 1):...asynchronous.lag"),
+        (LAG | UNCORRECTED, "asynchronous.lag = 1:...0...importance_cap"),
+        (LAG | {"--updates.epochs": "2"}, "asynchronous.lag = 1:...0...recompute_old"),
+        (LAG | {"--mesh.data": "2", f"{AHEAD}.data": "3"}, f"{MESH} = (3, 1, 1, 1):...3...2...mesh = (2, 1, 1, 1)"),
+        (LAG | {f"{AHEAD}.tensor": "2"}, f"{MESH} = (1, 1, 1, 2):...2...data x fsdp"),
+        (LAG | {f"{AHEAD}.tensor": "2", "--mesh.data": "2"}, f"vocab_size = 9: ...multiple of {MESH}.tensor = 2"),
+        ({f"{AHEAD}.data": "2"}, f"{MESH} = (2, 1, 1, 1):...asynchronous.lag"),
         ({"--asynchronous.lag": "8", "--steps": "8"}, "asynchronous.lag = 8:...steps = 8"),
         (CARRY | UNCORRECTED, "rollout.carry_over = 0.5:...None...importance_cap"),
         (CARRY | {"--draft.lookup.kind": "history"}, "rollout.carry_over = 0.5:...history"),
@@ -125,14 +114,6 @@ def test_a_line_without_the_field_is_named(refusal: Refusal, shrunk: Options, fi
     assert_refused(said, f"{path}:3: ...'answer'...'question'...'anser'")
 
 
-def save_as_it_starts(run: Path, options: Options, draft_vocabulary: list[int] | None) -> None:
-    """Write a checkpoint with the initial networks of a run."""
-    experiment = build_experiment(parse_run(argv("gsm8k", options), "", ""))
-    state = init_train_state(experiment.networks.params, experiment.config, experiment.mesh)
-    with Checkpointer(run / "checkpoints", keep=1) as saves:
-        saves.save(1, state, {}, {"draft_vocabulary": draft_vocabulary})
-
-
 def test_generate_refuses(refusal: Refusal, shrunk: Options, tmp_path: Path):
     def said(prompt: str, options: Options) -> str:
         return refusal(launch.generate.main, [*argv("gsm8k", shrunk | options), "--prompt", prompt])
@@ -140,7 +121,7 @@ def test_generate_refuses(refusal: Refusal, shrunk: Options, tmp_path: Path):
     assert_refused(said("1 ?", {"--checkpoint": str(tmp_path)}), f"checkpoint = {tmp_path}: ")
     (tmp_path / "checkpoints").mkdir()
     assert_refused(said("1 ?", {"--checkpoint": str(tmp_path)}), f"checkpoint = {tmp_path}: ")
-    save_as_it_starts(tmp_path, shrunk, None)
+    leave_run(tmp_path, build_experiment(parse_run(argv("gsm8k", shrunk), "", "")))
     wider = {"--checkpoint": str(tmp_path), "draft.intermediate_size": 24}
     assert_refused(said("1 ?", wider), "checkpoint: ...params.draft...float32[16, 16]...float32[24, 16]")
     assert_refused(said("1 " * 50, {}), "prompt: ...1...40...data.max_prompt_tokens")
@@ -150,6 +131,7 @@ def test_generate_refuses(refusal: Refusal, shrunk: Options, tmp_path: Path):
 def test_generate_refuses_a_draft_of_another_vocabulary(refusal: Refusal, shrunk: Options, tmp_path: Path):
     """The vocabulary has the same size, but other tokens than those chosen from the problems."""
     options = shrunk | {"--draft.vocab-size": "4"}
-    save_as_it_starts(tmp_path, options, [0, 1, 2, 3])
+    chosen = build_experiment(parse_run(argv("gsm8k", options), "", ""))
+    leave_run(tmp_path, replace(chosen, draft_vocabulary=[0, 1, 2, 3]))
     said = refusal(launch.generate.main, [*argv("gsm8k", options | {"--checkpoint": str(tmp_path)}), "--prompt", "1 ?"])
     assert_refused(said, f"checkpoint = {tmp_path}: ...vocabulary")

@@ -16,17 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.schema import (
-    ArithmeticConfig,
-    AsynchronousConfig,
-    CheckpointConfig,
-    DataConfig,
-    LossOptions,
-    RewardConfig,
-    RolloutOptions,
-    RunConfig,
-)
-from configs.schema.networks import DraftConfig, LookupConfig, ModelConfig
+from configs.override import override
+from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
 from launch.cli.signals import StopSignals
 from launch.cli.unfinished import NOT_KEPT, Unfinished
@@ -34,48 +25,28 @@ from launch.run.directory import open_run
 from launch.run.networks import restore_params
 from launch.setup.experiment import build_experiment
 from launch.train import train
-from models.config import DecoderConfig
 from specjax.cost import Cell
-from specjax.parallel.mesh import MeshConfig
 from specjax.rewards import HostReward
-from specjax.train.adaptation import DraftTrainingConfig
-from specjax.train.optimizer import OptimizerConfig
-from specjax.train.updates import UpdateConfig
 from specjax.types import Prompts, Reward, Rollout
-from tests.launch.programs import metrics, saved_state, saves
+from tests.launch.programs import ONE_LAYER, SMALLEST, assert_same_run, metrics, saved_state, saves
 from tests.refusals import assert_refused, refuses
 
-SHAPE = DecoderConfig(
-    vocab_size=15, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8
-)
 # A state with all parts: a reference policy that is updated, moments of Muon and Adam, several updates per rollout, a
 # draft trained with replay and not in every step, a history lookup, and draft lengths chosen from costs. Epochs end
 # during the run.
-CONFIG = RunConfig(
-    name="everything",
-    steps=6,
-    probe_every=0,
-    mesh=MeshConfig(data=2),
-    model=ModelConfig(architecture=SHAPE, dtype="float32"),
-    draft=DraftConfig(kind="model", architecture=SHAPE, lookup=LookupConfig(kind="history", kept=2)),
-    data=DataConfig(
-        tokenizer="characters",
-        prompts=2,
-        max_prompt_tokens=6,
-        held_out_count=4,
-        # Sums of four terms are too long.
-        arithmetic=ArithmeticConfig(problems=15, min_terms=2, max_terms=4),
-    ),
-    reward=RewardConfig(scorer="exact_traced"),
-    rollout=RolloutOptions(group_size=2, max_new_tokens=8, draft_lengths=(0, 2)),
-    loss=LossOptions(kl_coefficient=0.1),
-    updates=UpdateConfig(minibatches=2, recompute_old=True),
-    reference_every=2,
-    policy_optimizer=OptimizerConfig(kind="muon", learning_rate=0.1, schedule="cosine", decay_steps=20),
-    draft_optimizer=OptimizerConfig(learning_rate=0.1),
-    draft_training=DraftTrainingConfig(replay=2, every=2),
-    checkpoint=CheckpointConfig(every=3, best="reward/mean"),
-)
+ROLLOUT = {"rollout.group_size": 2, "rollout.max_new_tokens": 8}
+EVERYTHING = ROLLOUT | {
+    **{"name": "everything", "steps": 6, "probe_every": 0, "mesh.data": 2, "reference_every": 2},
+    **{"draft.kind": "model", "draft.architecture": ONE_LAYER, "draft.lookup.kind": "history", "draft.lookup.kept": 2},
+    # Sums of four terms are too long.
+    **{"data.max_prompt_tokens": 6, "data.arithmetic.problems": 15, "data.arithmetic.min_terms": 2},
+    **{"reward.scorer": "exact_traced", "rollout.draft_lengths": (0, 2), "loss.kl_coefficient": 0.1},
+    **{"updates.minibatches": 2, "updates.recompute_old": True},
+    **{"policy_optimizer.kind": "muon", "policy_optimizer.learning_rate": 0.1, "policy_optimizer.schedule": "cosine"},
+    **{"policy_optimizer.decay_steps": 20, "draft_optimizer.learning_rate": 0.1},
+    **{"draft_training.replay": 2, "draft_training.every": 2, "checkpoint.every": 3, "checkpoint.best": "reward/mean"},
+}
+CONFIG = override(SMALLEST, EVERYTHING)
 # Drafting costs almost nothing until step 5, and then becomes expensive.
 CELLS = [Cell(2, 14, k, 1 + k / 200) for k in (0, 2)] + [Cell(2, 14, 2, 2, 5)] * 9
 
@@ -114,16 +85,13 @@ def copy(whole: Path, to: Path) -> RunConfig:
 
 def damage(run: Path, step: int) -> Path:
     """Cut the longest file of a save in half."""
-    (longest, *_) = sorted(
-        (run / "checkpoints" / str(step) / "state").rglob("*"), key=lambda path: -path.stat().st_size
-    )
+    files = (run / "checkpoints" / str(step) / "state").rglob("*")
+    longest = max(files, key=lambda path: path.stat().st_size)
     longest.write_bytes(longest.read_bytes()[: longest.stat().st_size // 2])
     return longest
 
 
-def test_a_run_continues_exactly_from_the_save_before_a_damaged_one(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_run_continues_from_the_save_before_damage(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     config, copied = copy(whole, tmp_path / "run"), tmp_path / "run"
     path = damage(copied, 6)
     # The table's cells are in the checkpoint.
@@ -137,28 +105,23 @@ def test_a_run_continues_exactly_from_the_save_before_a_damaged_one(
     assert_refused(line, f"{damaged}...{path.relative_to(damaged)}...6.damaged")
     assert "resumed after step 3" in said
 
-    lines, expected = metrics(copied), metrics(whole)
+    lines = metrics(copied)
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
-    for line, other in zip(lines, expected, strict=True):
-        for name in line:
-            assert name.startswith(("time/", "perf/")) or line[name] == other[name], f"{name} of step {line['step']}"
-    found, wanted = saved_state(copied, 6), saved_state(whole, 6)
-    assert jax.tree.structure(found) == jax.tree.structure(wanted)
-    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    assert_same_run(copied, whole, 6)
 
     diary = [json.loads(line) for line in (copied / "diary.jsonl").read_text().splitlines()]
     dropped = [line["warning"] for line in diary if "dropped" in line.get("warning", "")]
-    assert [re.sub(r"^[1-9]\d* ", "", said) for said in dropped] == [
-        f"{which} prompts are empty or over 6 tokens: dropped" for which in ("training", "held-out")
-    ]
+    texts = [f"{which} prompts are empty or over 6 tokens: dropped" for which in ("training", "held-out")]
+    assert [re.sub(r"^[1-9]\d* ", "", said) for said in dropped] == texts
     assert [line["step"] for line in diary if "start" in line] == [0, 3]
 
     # All of these parts were used.
     assert [line["rollout/draft_length"] for line in lines] == [0, 2, 2, 2, 0, 0]
     assert all(line["kl/reference"] for line in lines)
     assert [line["grad_norm/draft"] is not None for line in lines] == [True, False] * 3
+    state = jax.tree.leaves_with_path(saved_state(copied, 6))
     for name in ("memory", "tokens", "reference", "predicted"):
-        leaves = [x for path, x in jax.tree.leaves_with_path(found) if name in jax.tree_util.keystr(path)]
+        leaves = [x for path, x in state if name in jax.tree_util.keystr(path)]
         assert leaves and all(np.asarray(x).any() for x in leaves), name
 
 
@@ -166,8 +129,7 @@ def ahead(directory: Path) -> RunConfig:
     """Return the configuration of an asynchronous run in a directory, with a cost table in the directory above."""
     # One data shard has all sequences.
     table = write_cells(directory.parent, [cell._replace(slots=4) for cell in CELLS])
-    config = replace(CONFIG, mesh=MeshConfig(), asynchronous=AsynchronousConfig(lag=2), cost_table=table)
-    return replace(config, out=str(directory))
+    return override(CONFIG, {"mesh.data": 1, "asynchronous.lag": 2, "cost_table": table, "out": str(directory)})
 
 
 KILLED = """
@@ -175,9 +137,7 @@ import os, signal, sys, time
 from pathlib import Path
 from specjax.train.asynchronous import AsynchronousStep
 from tests.launch.test_resume import ahead, run
-
 directory, take, steps = Path(sys.argv[1]), AsynchronousStep.__call__, []
-
 def step(self, state, prompts):
     steps.append(take(self, state, prompts))
     if len(steps) == 5:
@@ -185,7 +145,6 @@ def step(self, state, prompts):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     return steps[-1]
-
 AsynchronousStep.__call__ = step
 run(ahead(directory))
 """
@@ -199,28 +158,18 @@ def test_an_asynchronous_run_that_was_killed_in_a_step_goes_on_exactly(tmp_path:
     assert saves(tmp_path / "parts") == [3] and [line["step"] for line in metrics(tmp_path / "parts")][-1] >= 3
     assert run(replace(ahead(tmp_path / "parts"), resume=True)) == 0
     assert run(ahead(tmp_path / "whole")) == 0
-    for line, other in zip(metrics(tmp_path / "parts"), metrics(tmp_path / "whole"), strict=True):
-        assert line["asynchronous/lag"] == min(line["step"] - 1, 2)
-        for name in line:
-            assert name.startswith(("time/", "perf/")) or line[name] == other[name], f"{name} of step {line['step']}"
-    parts, whole = (saved_state(tmp_path / name, 6) for name in ("parts", "whole"))
-    jax.tree.map(np.testing.assert_array_equal, parts, whole)
-    assert len([path for path, _ in jax.tree.leaves_with_path(whole) if "versions" in jax.tree_util.keystr(path)]) == 4
+    assert_same_run(tmp_path / "parts", tmp_path / "whole", 6)
+    assert [line["asynchronous/lag"] for line in metrics(tmp_path / "parts")] == [0, 1, 2, 2, 2, 2]
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(saved_state(tmp_path / "whole", 6))]
+    assert sum("versions" in path for path in paths) == 4
 
 
 @pytest.mark.parametrize("lag", [None, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_goes_on_exactly_with_the_sequences_that_it_carried_over(tmp_path: Path, lag: int | None):
     """The reward is the host's, so that a step is two programs. Prompts that wait for another step are in the save."""
-    config = replace(
-        CONFIG,
-        out=str(tmp_path / "whole"),
-        mesh=MeshConfig(data=2 if lag is None else 1),
-        asynchronous=AsynchronousConfig(lag=lag),
-        draft=DraftConfig(kind="model", architecture=SHAPE),
-        rollout=RolloutOptions(group_size=2, max_new_tokens=8, draft_length=2, carry_over=0.5, max_age=1),
-        data=replace(CONFIG.data, prompts=4),
-        draft_training=DraftTrainingConfig(every=2),
-    )
+    changes = {"rollout.draft_lengths": (), "rollout.carry_over": 0.5, "rollout.max_age": 1, "data.prompts": 4}
+    changes |= {"asynchronous.lag": lag, "mesh.data": 2 if lag is None else 1, "draft_training.replay": 0}
+    config = override(CONFIG, changes | {"draft.lookup.kind": "none", "out": str(tmp_path / "whole")})
     shown: dict[Path, list[tuple[int, ...]]] = {}
 
     def go_on(config: RunConfig) -> list[dict[str, Any]]:
@@ -241,22 +190,16 @@ def test_a_run_goes_on_exactly_with_the_sequences_that_it_carried_over(tmp_path:
     lines = go_on(config)
     shutil.copytree(tmp_path / "whole", tmp_path / "parts")
     shutil.rmtree(tmp_path / "parts" / "checkpoints" / "6")
-    for line, other in zip(lines, go_on(replace(config, out=str(tmp_path / "parts"), resume=True)), strict=True):
-        for name in line:
-            assert name.startswith(("time/", "perf/")) or line[name] == other[name], f"{name} of step {line['step']}"
-    parts, whole = (saved_state(tmp_path / name, 6) for name in ("parts", "whole"))
-    assert jax.tree.structure(parts) == jax.tree.structure(whole)
-    jax.tree.map(np.testing.assert_array_equal, parts, whole)
+    go_on(replace(config, out=str(tmp_path / "parts"), resume=True))
+    assert_same_run(tmp_path / "parts", tmp_path / "whole", 6)
     assert shown[tmp_path / "parts"][:3] == shown[tmp_path / "whole"][3:6]
     assert all(line["groups/unfinished"] for line in lines) and max(line["rollout/age_max"] or 0 for line in lines) == 1
     with refuses("mesh.data = ...: the run to resume has", ConfigError):
-        go_on(replace(config, resume=True, mesh=MeshConfig(data=4)))
+        go_on(override(config, {"resume": True, "mesh.data": 4}))
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_before_its_first_save_begins_anew(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_run_killed_before_a_save_begins_anew(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     config, copied = copy(whole, tmp_path / "run"), tmp_path / "run"
     for step in saves(copied):
         shutil.rmtree(copied / "checkpoints" / str(step))
@@ -264,19 +207,18 @@ def test_a_run_that_was_killed_before_its_first_save_begins_anew(
     (copied / "diary.jsonl").unlink()  # it lists the complete checkpoints
     assert run(config) == 0
     assert "No checkpoint found; starting from scratch" in capsys.readouterr().out.splitlines()
-    assert [line["step"] for line in metrics(copied)] == [1, 2, 3, 4, 5, 6]
-    jax.tree.map(np.testing.assert_array_equal, saved_state(copied, 6), saved_state(whole, 6))
+    assert_same_run(copied, whole, 6)
 
 
-@pytest.mark.parametrize("field", ["prompt", "answer"])
-def test_other_problems_are_refused_on_resume(whole: Path, tmp_path: Path, field: str):
+def test_other_problems_are_refused_on_resume(whole: Path, tmp_path: Path):
     """Their number is the same, and the draft's vocabulary holds their tokens."""
     experiment = build_experiment(copy(whole, tmp_path / "run"))
     first, second, *rest = experiment.problems.train
-    problems = [replace(first, **{field: getattr(second, field) + "1"}), second, *rest]
-    other = replace(experiment, problems=experiment.problems._replace(train=problems))
-    with refuses("resume:...problems", ConfigError), open_run(experiment.config) as directory:
-        train(other, odd, odd, directory, StopSignals(print), NOT_KEPT)
+    for field in ("prompt", "answer"):
+        problems = [replace(first, **{field: getattr(second, field) + "1"}), second, *rest]
+        other = replace(experiment, problems=experiment.problems._replace(train=problems))
+        with refuses("resume:...problems", ConfigError), open_run(experiment.config) as directory:
+            train(other, odd, odd, directory, StopSignals(print), NOT_KEPT)
 
 
 def test_without_an_intact_save_a_run_cannot_resume(whole: Path, tmp_path: Path):
@@ -295,7 +237,7 @@ def test_other_networks_are_refused_and_not_treated_as_damage(whole: Path, tmp_p
     stored = json.loads((copied / "config.json").read_text())
     stored["model"]["architecture"]["intermediate_size"] = 16
     (copied / "config.json").write_text(json.dumps(stored))
-    wider = replace(config, model=replace(CONFIG.model, architecture=replace(SHAPE, intermediate_size=16)))
+    wider = override(config, {"model.architecture.intermediate_size": 16})
     with refuses("resume: .../6: ...float32[8, 8]...float32[", ConfigError):
         run(wider)
     assert saves(copied) == [3, 6]
@@ -318,14 +260,13 @@ def test_a_run_continues_on_another_mesh(tmp_path: Path):
 
     Its metrics are equal up to rounding.
     """
-    rollout = RolloutOptions(group_size=2, max_new_tokens=8, draft_length=2, verifier="coupled")
-    online = DraftTrainingConfig(max_every=1)
-    fixed = replace(CONFIG, rollout=rollout, steps=4, checkpoint=CheckpointConfig(every=2), draft_training=online)
-    lines = {}
+    changes = {"rollout.draft_lengths": (), "rollout.verifier": "coupled", "steps": 4, "checkpoint.every": 2}
+    changes |= {"draft_training.replay": 0, "draft_training.every": 1, "draft_training.max_every": 1}
+    fixed, lines = override(CONFIG, changes), {}
     for before, after in ((1, 1), (1, 2), (2, 1)):
-        start = replace(fixed, out=str(tmp_path / f"{before}-{after}"), mesh=MeshConfig(data=before), steps=2)
+        start = override(fixed, {"out": str(tmp_path / f"{before}-{after}"), "mesh.data": before, "steps": 2})
         assert run(start) == 0
-        moved = replace(start, mesh=MeshConfig(data=after), microbatches=3 - after)
+        moved = override(start, {"mesh.data": after, "microbatches": 3 - after})
         assert run(replace(moved, steps=4, resume=True)) == 0
         lines[before, after] = metrics(tmp_path / f"{before}-{after}")
     expected = lines.pop((1, 1))

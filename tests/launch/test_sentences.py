@@ -24,33 +24,21 @@ def test_held_out_problems_share_no_topic_and_no_word_with_the_training_problems
 LONG = "The candle " + "and " * 22 + "{}."  # 24 words before the last
 
 
-@pytest.mark.parametrize(
-    ("completion", "right"),
-    [
-        ("A candle warms the night.", True),
-        ("Candle light!", True),
-        ('"A candle warms the night."\n', True),
-        ("  Who lit the candle?  ", True),
-        ("The candle, worth 3.50 dollars, burns...", True),
-        ("**A candle burns.**", True),
-        ("He said: “A candle burns.”", True),
-        (LONG.format("on"), True),
-        (LONG.format("on and"), False),
-        ("A candle burns. It is warm.", False),
-        ("A candle burns!\nIt is warm", False),
-        ("A candle\nburns.", False),
-        ("A candle burns. It is", False),
-        ("A candle burns", False),
-        ("The candles burn.", False),
-        ("A scandle burns.", False),
-        ("A lamp burns.", False),
-        ("A candle-lit night.", True),
-        ("candle", False),
-        (".", False),
-        ("", False),
-    ],
+RIGHT = (
+    *("A candle warms the night.", "Candle light!", '"A candle warms the night."\n', "  Who lit the candle?  "),
+    *("The candle, worth 3.50 dollars, burns...", "**A candle burns.**", "He said: “A candle burns.”"),
+    *(LONG.format("on"), "A candle-lit night."),
 )
-def test_one_short_sentence_that_holds_the_word_is_right(completion: str, right: bool) -> None:
+WRONG = (
+    *(LONG.format("on and"), "A candle burns. It is warm.", "A candle burns!\nIt is warm", "A candle\nburns."),
+    *("A candle burns. It is", "A candle burns", "The candles burn.", "A scandle burns.", "A lamp burns."),
+    *("candle", ".", ""),
+)
+
+
+@pytest.mark.parametrize("completion", RIGHT + WRONG)
+def test_one_short_sentence_that_holds_the_word_is_right(completion: str) -> None:
+    right = completion in RIGHT
     scorer = load_scorer(load_recipe("smollm2_sentences").reward.scorer)
     assert scorer.score(completion, "candle") == float(right)
     tokenizer = ByteTokenizer()

@@ -1,5 +1,6 @@
 """Runs that are stopped by a signal or killed."""
 
+import contextlib
 import json
 import os
 import random
@@ -20,7 +21,7 @@ from launch.setup.experiment import build_experiment
 from models.checkpoints.draft import load_draft_checkpoint
 from specjax.checkpoint_integrity import check_manifest
 from specjax.parallel.mesh import MeshConfig, make_mesh
-from tests.launch.programs import LEAST, Options, argv, finish, leave_run, metrics, saved_state, saves, start
+from tests.launch.programs import LEAST, Options, argv, assert_same_run, finish, leave_run, metrics, saves, start
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -49,7 +50,6 @@ with StopSignals(lambda said: print(said, flush=True)):
 
 def test_the_second_signal_ends_even_what_python_cannot_interrupt():
     process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     try:
         assert process.stdout.readline() == "begun\n"
         process.send_signal(signal.SIGINT)
@@ -67,9 +67,15 @@ def train(run: Path, options: Options, *flags: str) -> "subprocess.Popen[str]":
 
 def wait_for_phase(process: "subprocess.Popen[str]", *phases: str) -> None:
     """Wait until the program prints that it is in one of these phases, or has ended."""
-    assert process.stdout is not None
     while (line := process.stdout.readline()) and not line.startswith(phases):
         pass
+
+
+def end(process: "subprocess.Popen[str]", asked: bool) -> str:
+    """Send SIGTERM if `asked`, otherwise kill the process with its children. Return what it printed."""
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate() if asked else os.killpg(process.pid, signal.SIGKILL)
+    return "".join(process.communicate(timeout=120))
 
 
 @pytest.mark.slow
@@ -97,12 +103,7 @@ def test_twenty_kills_lose_nothing_that_was_saved(tmp_path: Path):
                 time.sleep(chance.uniform(0, 1))
             assert process.poll() is None, process.communicate()
         finally:
-            if asked:
-                process.terminate()
-                said, _ = process.communicate(timeout=120)
-            else:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
+            said = end(process, asked)
         found = saves(run)
         assert turn < 2 or (found and found[-1] >= newest)
         newest = (found or [0])[-1]
@@ -118,10 +119,7 @@ def test_twenty_kills_lose_nothing_that_was_saved(tmp_path: Path):
     assert f"resumed after step {newest}\n" in finish(train(run, steps, "--resume"))
     assert not list((run / "checkpoints").glob("*damaged*"))
     finish(train(whole, steps))
-    for line, other in zip(metrics(run), metrics(whole), strict=True):
-        for name in line:
-            assert name.startswith(("time/", "perf/")) or line[name] == other[name], f"{name} of step {line['step']}"
-    jax.tree.map(np.testing.assert_array_equal, saved_state(run, newest + 2), saved_state(whole, newest + 2))
+    assert_same_run(run, whole, newest + 2)
 
 
 BEFORE_RL = LEAST | {
@@ -142,19 +140,12 @@ def test_row_14_kills_in_warm_up_and_distillation_change_no_bit(tmp_path: Path):
         wait_for_phase(process, *phases[first:])
         time.sleep(chance.uniform(0, 2))
         if saves(run) or process.poll() is not None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+            end(process, asked=False)
             break
-        if turn % 2:
-            process.terminate()
-            _, said = process.communicate(timeout=120)
-            stopped += "stopped after" in said
-        else:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        stopped += "stopped after" in end(process, asked=turn % 2 == 1)
     assert turn >= 4 and stopped >= 2
     finish(train(run, BEFORE_RL, "--resume"))
-    jax.tree.map(np.testing.assert_array_equal, saved_state(run, 2), saved_state(whole, 2))
+    assert_same_run(run, whole, 2)
 
 
 DISTILLED = LEAST | {
@@ -202,15 +193,11 @@ def test_row_14_kills_change_no_result_of_other_programs(program: str, tmp_path:
         process = begin("parts")
         wait_for_phase(process, *phases[phases.index(phase) :])
         time.sleep(chance.uniform(0, 1))
-        if turn % 2 and process.poll() is None:
-            process.terminate()
-            _, said = process.communicate(timeout=120)
-            assert process.returncode == 128 + signal.SIGTERM or process.returncode == 0, said
-            stopped += "the same command goes on from there" in said
-        elif process.poll() is None:
-            killed += 1
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        asked, running = turn % 2 == 1, process.poll() is None
+        said = end(process, asked)
+        assert process.returncode in (0, 128 + signal.SIGTERM) or not (asked and running), said
+        stopped += "the same command goes on from there" in said
+        killed += process.returncode == -signal.SIGKILL
         if process.returncode == 0:
             break
     assert stopped >= 2 and killed >= 2
@@ -223,20 +210,3 @@ def test_row_14_kills_change_no_result_of_other_programs(program: str, tmp_path:
         mesh = make_mesh(MeshConfig())
         drafts = [load_draft_checkpoint(tmp_path / name / "draft", mesh).params for name in ("whole", "parts")]
         jax.tree.map(np.testing.assert_array_equal, *drafts)
-
-
-@pytest.mark.slow
-def test_row_13_a_second_program_at_one_directory_is_refused(tmp_path: Path):
-    first = train(tmp_path / "run", LEAST | {"--steps": "100000"})
-    try:
-        while not (tmp_path / "run" / ".lock").exists() and first.poll() is None:
-            time.sleep(0.01)
-        begun = time.monotonic()
-        second = train(tmp_path / "run", LEAST | {"--steps": "100000"}, "--resume")
-        _, said = second.communicate(timeout=120)
-        print(f"refused after {time.monotonic() - begun:.2f} s")
-        assert second.returncode == 2 and f"process {first.pid} on " in said
-        assert first.poll() is None
-    finally:
-        os.killpg(first.pid, signal.SIGKILL)
-        first.communicate()

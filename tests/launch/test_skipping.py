@@ -54,9 +54,8 @@ def test_a_run_of_skipped_updates_ends_with_its_batch_and_its_state_saved(tmp_pa
 
     experiment = build_experiment(parse_run([*argv("tiny", options), "--speedup.steps", "0"], "test", "a run"))
     params = restore_params(run, experiment)
-    for here, there in zip(
-        jax.tree.leaves(params.policy), jax.tree.leaves(experiment.networks.params.policy), strict=True
-    ):
+    initial = experiment.networks.params.policy
+    for here, there in zip(jax.tree.leaves(params.policy), jax.tree.leaves(initial), strict=True):
         np.testing.assert_array_equal(here, there)
     with np.load(run / f"skipped_step_{len(lines)}.npz") as saved:
         batch = TrainBatch(**{name: jnp.asarray(saved[name]) for name in saved.files if not name.startswith("prompt_")})

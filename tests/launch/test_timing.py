@@ -59,9 +59,7 @@ def test_startup_is_not_subtracted_if_noise_exceeds_it(total: float, startup: fl
 
 
 @pytest.mark.parametrize("blank", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_round_is_timed_without_the_start_of_its_program(
-    networks: Networks, monkeypatch: pytest.MonkeyPatch, blank: bool
-):
+def test_a_round_is_timed_without_its_start(networks: Networks, monkeypatch: pytest.MonkeyPatch, blank: bool):
     """All kinds of rounds of a phase share a state. Another drafter's rounds change only the policy's part of it."""
     seen: dict[int, int] = {}
 
@@ -110,9 +108,8 @@ def test_a_rollout_is_timed_on_the_prompts_and_noise_of_its_turn(networks: Netwo
     before = len(asked)
     for turn in range(3):
         measured, rollout = timer.measure(turn, None), timer.generate(turn, None)
-        expected = speculative_rollout(
-            networks.policy, NoDrafter(), networks.params, turns[turn % 2], seed_step(7, -2 - turn), config
-        )
+        drawn = networks.params, turns[turn % 2], seed_step(7, -2 - turn)
+        expected = speculative_rollout(networks.policy, NoDrafter(), *drawn, config)
         np.testing.assert_array_equal(rollout.tokens, expected.tokens)
         np.testing.assert_array_equal(measured.lengths, expected.lengths)
         assert measured.acceptance_length == 1.0 and measured.rounds == 5

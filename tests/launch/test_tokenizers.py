@@ -25,9 +25,7 @@ def test_bytes_round_trip():
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert tokenizer.chat(text) == tokenizer.encode(text)
     assert max(tokenizer.stop_tokens) < tokenizer.vocab_size
-
-
-def test_bytes_skip_ids_that_are_not_text():
+    # Ids that are not text are skipped.
     assert ByteTokenizer().decode([-1, 65, 300, 66, 256]) == "AB"
     assert ByteTokenizer().decode([0xC3]) == "\ufffd"
 
@@ -37,10 +35,6 @@ def test_encoding_adds_nothing_and_decoding_drops_stops(directory: Path):
     assert tokenizer.encode("hello world") == [5, 6]
     assert tokenizer.decode([2, 5, 6, 1, 0, 10, -1]) == "hello world"
     assert tokenizer.vocab_size == len(WORDS)
-
-
-def test_prompts_are_asked_by_the_chat_template(directory: Path):
-    assert words(HuggingFaceTokenizer(directory).chat("hello world")) == "<user> hello world <bot>"
 
 
 @pytest.mark.parametrize(("thinking", "ending"), [(None, "<bot>"), (True, "<bot> <think> ?"), (False, "<bot> <think>")])
@@ -75,12 +69,6 @@ def test_without_a_template_the_prompt_gets_the_tokenizers_own_special_tokens(di
     assert words(HuggingFaceTokenizer(directory).chat("hello")) == "<user> hello"
 
 
-@pytest.mark.parametrize(("listed", "stops"), [([1, 0], (0, 1)), (1, (0, 1)), (0, (0,)), (None, (0,)), ([], (0,))])
-def test_stop_tokens_come_from_tokenizer_and_generation_config(directory: Path, listed: object, stops: tuple[int, ...]):
-    change(directory / "generation_config.json", eos_token_id=listed)
-    assert HuggingFaceTokenizer(directory).stop_tokens == stops
-
-
 def test_no_stop_token_is_a_config_error(directory: Path):
     change(directory / "tokenizer_config.json", eos_token=None)
     (directory / "generation_config.json").unlink()
@@ -95,16 +83,13 @@ def test_malformed_instructions_are_config_errors(directory: Path, instruction: 
 
 
 def test_missing_directories_files_and_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("transformers")
+    with refuses("model.path = ...tokenizer", ConfigError):
+        HuggingFaceTokenizer(tmp_path)
     with refuses("model.path = ...nowhere:", ConfigError):
         HuggingFaceTokenizer(tmp_path / "nowhere")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with refuses("model.path = ...transformers...pip install", ConfigError):
-        HuggingFaceTokenizer(tmp_path)
-
-
-def test_a_directory_without_a_tokenizer_is_a_config_error(tmp_path: Path):
-    pytest.importorskip("transformers")
-    with refuses("model.path = ...tokenizer", ConfigError):
         HuggingFaceTokenizer(tmp_path)
 
 
