@@ -153,7 +153,7 @@ DISTILLED = LEAST | {
     **{"--rollout.max-new-tokens": "24"},
 }
 DISTIL = DISTILLED | {"--temperatures": "0"}
-COMPARE = DISTILLED | {"--draft-lengths": "2", "--steps": "20", "--train-steps": "20"}
+COMPARE = DISTILLED | {"--draft-lengths": "2", "--steps": "20"}
 # Costs with which drafting always pays, so that the choice does not depend on the machine.
 CELLS = [{"slots": 8, "window": 30, "draft_length": k, "seconds": 1.0 - k / 4} for k in (0, 2)]
 TIMED = ("_s", "_low", "_high", "seconds", "steps", "summed", "speedup", "amdahl", "bound", "command")
@@ -184,7 +184,7 @@ def test_row_14_kills_change_no_result_of_other_programs(program: str, tmp_path:
         return start("tiny", options, program=program)
 
     finish(begin("whole"))
-    phases = ["answers", "distillation", "timed steps", "training with draft length automatic"]
+    phases = ["answers", "distillation", "timed steps"]
     work = tmp_path / "parts.unfinished"
     if distils:
         phases, work = [*phases[:2], "acceptance"], tmp_path / "parts/unfinished"
