@@ -24,9 +24,9 @@ import numpy as np
 from benchmarks.draft_plots import save_plots
 from benchmarks.draft_runs import (
     MODES,
-    Drafted,
+    DraftedRollouts,
+    DraftRun,
     Position,
-    Run,
     by_draft_length,
     by_position,
     first_difference,
@@ -64,7 +64,7 @@ def parts(values: Sequence[float]) -> list[tuple[float, float]]:
     return [(float(x.mean()), float(2 * x.std() / len(x) ** 0.5)) for x in each]
 
 
-def show(found: Sequence[Drafted], runs: Sequence[Run], rates: Mapping[str, Sequence[Position]]) -> None:
+def show(found: Sequence[DraftedRollouts], runs: Sequence[DraftRun], rates: Mapping[str, Sequence[Position]]) -> None:
     """Print the tables."""
     print("\ndraft      k  alpha   cost  speed-up over k = 0")
     for row in found:

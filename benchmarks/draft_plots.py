@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.draft_runs import MODES, Drafted, Position, Run
+from benchmarks.draft_runs import MODES, DraftedRollouts, DraftRun, Position
 from benchmarks.plotting import figure, label
 
 # RL steps per point of a curve, which shows their mean.
@@ -17,8 +17,8 @@ STYLES = ("--", "-", "-.", ":", (0, (1, 4)))
 
 def save_plots(
     directory: Path,
-    found: Sequence[Drafted],
-    runs: Sequence[Run],
+    found: Sequence[DraftedRollouts],
+    runs: Sequence[DraftRun],
     rates: Mapping[str, Sequence[Position]],
 ) -> None:
     """Draw draft_length.png, adaptation.png and passes.png."""

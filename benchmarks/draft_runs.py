@@ -33,7 +33,7 @@ MODES = {
 
 
 @dataclass(frozen=True)
-class Drafted:
+class DraftedRollouts:
     """Speed of generation with one draft at one draft length, on held-out prompts.
 
     Attributes:
@@ -52,7 +52,7 @@ class Drafted:
 
 
 @dataclass(frozen=True)
-class Run:
+class DraftRun:
     """Result of an RL run.
 
     Attributes:
@@ -115,7 +115,7 @@ def initial_drafts(experiment: Experiment, params: Params) -> dict[str, Params]:
 
 def by_draft_length(
     experiment: Experiment, drafts: Mapping[str, Params], lengths: Sequence[int], repeats: int
-) -> list[Drafted]:
+) -> list[DraftedRollouts]:
     """Time every draft at every length, paired with decoding without a draft on the same prompts, slots and noise."""
     rows = np.arange(experiment.sequences)
     prompts = experiment.held_out_prompts.batch(rows % len(experiment.held_out_prompts.rows))
@@ -146,11 +146,11 @@ def by_draft_length(
         cost = np.median([drafted.seconds_per_round / plain.seconds_per_round for plain, drafted in pairs])
         alpha = np.mean([drafted.acceptance_length for _, drafted in pairs])
         speedup = interval([plain.seconds / drafted.seconds for plain, drafted in pairs])
-        found.append(Drafted(name, k, float(alpha), float(cost), speedup))
+        found.append(DraftedRollouts(name, k, float(alpha), float(cost), speedup))
     return found
 
 
-def reinforce(experiment: Experiment, params: Params, start: str, mode: str) -> Run:
+def reinforce(experiment: Experiment, params: Params, start: str, mode: str) -> DraftRun:
     """Run RL from these parameters. The draft trains on its rollouts as MODES[mode] says."""
     draft_training, rate_factor = MODES[mode]
     optimizer = replace(
@@ -163,7 +163,7 @@ def reinforce(experiment: Experiment, params: Params, start: str, mode: str) -> 
     shape = experiment.config.data.prompts, experiment.config.data.max_prompt_tokens
     # Copied, because steps donate their state and other runs start from the same parameters.
     state = init_train_state(jax.tree.map(jnp.copy, params), config, experiment.mesh, prompts=shape)
-    run = Run(start, mode, [], [], [])
+    run = DraftRun(start, mode, [], [], [])
     for _ in range(experiment.config.steps):
         state, rollout, metrics = step(state, next(pipeline))
         run.alpha.append(float(metrics["rollout/acceptance_length"]))
@@ -172,7 +172,7 @@ def reinforce(experiment: Experiment, params: Params, start: str, mode: str) -> 
     return run
 
 
-def first_difference(runs: Sequence[Run]) -> int | None:
+def first_difference(runs: Sequence[DraftRun]) -> int | None:
     """Return the first step at which the runs' tokens differ, counted from 1; None if they never do."""
     different = (i for i, tokens in enumerate(zip(*(run.tokens for run in runs), strict=True)) if len(set(tokens)) > 1)
     return next((i + 1 for i in different), None)

@@ -21,7 +21,7 @@ from unittest import mock
 
 import jax
 
-from benchmarks.bench.models import Networks, random_networks
+from benchmarks.bench.models import BenchNetworks, random_networks
 from benchmarks.bench.presets import PRESETS, Preset, find_preset
 from benchmarks.bench.timers import round_timer
 from launch.timing import format_interval, format_provenance, interleaved
@@ -71,7 +71,7 @@ def plain(*operations: str) -> Iterator[None]:
 
 
 def compiled(
-    networks: Networks, rows: int, k: int, preset: Preset, options: dict[str, Any] | None = None
+    networks: BenchNetworks, rows: int, k: int, preset: Preset, options: dict[str, Any] | None = None
 ) -> Callable[[], float]:
     """Compile a round and return a function that measures its seconds."""
     kinds = {k: (networks.drafter, k)}

@@ -44,7 +44,7 @@ HEADER = "lag  seeds  accuracy: mean, each                            gap  ratio
 
 
 @dataclass(frozen=True)
-class Run:
+class LagRun:
     """Result of one run; means over its last steps.
 
     Attributes:
@@ -76,7 +76,7 @@ def recipe(steps: int) -> RunConfig:
     return replace(tiny.config, steps=steps, mesh=mesh, data=data, asynchronous=asynchronous)
 
 
-def learn(experiment: Experiment, lag: int, seed: int, params: Params, evaluate: Evaluate) -> Run:
+def learn(experiment: Experiment, lag: int, seed: int, params: Params, evaluate: Evaluate) -> LagRun:
     """Train from these parameters."""
     config = replace(experiment.config, seed=seed)
     experiment = replace(experiment, config=config)
@@ -100,10 +100,10 @@ def learn(experiment: Experiment, lag: int, seed: int, params: Params, evaluate:
     gap, ratio_max, acceptance = (last[name] for name in NAMES[1:])
     means = statistics.fmean(gap), max(ratio_max), statistics.fmean(acceptance)
     accuracy = [float(metrics["reward/accuracy"]) for metrics in logged]
-    return Run(lag, seed, evaluate(state.params), *means, seconds, accuracy)
+    return LagRun(lag, seed, evaluate(state.params), *means, seconds, accuracy)
 
 
-def table(runs: Sequence[Run]) -> tuple[list[str], bool]:
+def table(runs: Sequence[LagRun]) -> tuple[list[str], bool]:
     """Return the lines of a table with one row per lag, and whether every lag is within the seeds' spread."""
     by_lag = {lag: [run for run in runs if run.lag == lag] for lag in LAGS}
     plain, lines, sound = [run.after for run in by_lag[0]], [HEADER], True
@@ -126,9 +126,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", type=Path, help="file to write all runs to")
     options = parser.parse_args(argv)
     use_compile_cache()
-    known: dict[tuple[int, int], Run] = {}
+    known: dict[tuple[int, int], LagRun] = {}
     if options.json is not None and options.json.exists():
-        known = {(run["lag"], run["seed"]): Run(**run) for run in json.loads(options.json.read_text())}
+        known = {(run["lag"], run["seed"]): LagRun(**run) for run in json.loads(options.json.read_text())}
     experiment = build_experiment(recipe(options.steps), asynchronous=True)
     print(format_provenance("benchmarks.lag"))
     params, evaluate, before = begin(experiment)

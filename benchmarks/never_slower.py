@@ -104,7 +104,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Cell:
+class DraftCell:
     """Measurements of one cell of the grid.
 
     Attributes:
@@ -123,7 +123,7 @@ class Cell:
         return min(self.over, key=lambda k: geometric_mean(np.array(self.over[k]), axis=0))
 
 
-def measure(job: Job, params: Params, steps: int, repeats: int) -> Cell:
+def measure(job: Job, params: Params, steps: int, repeats: int) -> DraftCell:
     """Time the automatic choice against each fixed length, on the prompts and noise of each step.
 
     Plain decoding gets `repeats` pairs per step, other lengths a quarter as many.
@@ -153,7 +153,7 @@ def measure(job: Job, params: Params, steps: int, repeats: int) -> Cell:
         # As in training. A lookup has no prediction: the rollout carries counts of its acceptance.
         expected = job.predicted(params, prompts, rollout) if jax.tree.leaves(params.draft) else None
         drafting = update_drafting(drafting, rollout, expected, lengths)
-    return Cell(over, chosen, alpha)
+    return DraftCell(over, chosen, alpha)
 
 
 def written(ratios: list[float]) -> str:
@@ -183,7 +183,7 @@ def main() -> None:
     print("ratios are of speeds, geometric means over the steps of a cell with their 95% intervals;")
     print("of all cells, those of the means of cells")
     print("draft    slots  temp  auto / plain          auto / best fixed         chosen        alpha  cost of a round")
-    cells: list[Cell] = []
+    cells: list[DraftCell] = []
     for slots in options.slots:
         shape = slots, options.budget, tuple(options.draft_lengths)
         eagle, ngram = Job(random, *shape), Job(lookup, *shape)

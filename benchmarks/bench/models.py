@@ -24,7 +24,7 @@ from specjax.types import Params, Policy, Prompts, PyTree
 
 
 @dataclass(frozen=True, eq=False)
-class Networks:
+class BenchNetworks:
     """A policy and its drafter with weights, on one device. Instances compare by identity.
 
     Attributes:
@@ -73,7 +73,7 @@ def check_grid(preset: Preset) -> None:
     check_memory([growing("caches", size, sizes)], make_mesh(MeshConfig()))
 
 
-def fits(networks: Networks, rows: int, length: int) -> bool:
+def fits(networks: BenchNetworks, rows: int, length: int) -> bool:
     """Return whether a device can hold the weights and caches of `rows` rows of `length` positions."""
     trees = networks.trained, _caches(networks.policy, rows, length)
     return sum(map(bytes_per_device, trees)) <= device_memory(networks.mesh)
@@ -83,7 +83,7 @@ def _caches(policy: Policy, rows: int, length: int) -> PyTree:
     return jax.eval_shape(partial(policy.init_cache, rows, length))
 
 
-def random_networks(preset: Preset) -> Networks:
+def random_networks(preset: Preset) -> BenchNetworks:
     """Return the networks of a preset with random weights.
 
     Random weights suffice: the cost of a round does not depend on them, and the bench forces the acceptance.
@@ -92,10 +92,10 @@ def random_networks(preset: Preset) -> Networks:
     params = Params(
         policy=init_params(built.init_policy, keys[0], mesh), draft=init_params(built.init_draft, keys[1], mesh)
     )
-    return Networks(preset.decoder, built.policy, built.drafter, params, mesh)
+    return BenchNetworks(preset.decoder, built.policy, built.drafter, params, mesh)
 
 
-def random_prompts(networks: Networks, rows: int, length: int) -> Prompts:
+def random_prompts(networks: BenchNetworks, rows: int, length: int) -> Prompts:
     """Return `rows` prompts of random tokens, each of `length` tokens."""
     tokens = np.random.default_rng(0).integers(1, networks.policy.vocab_size, (rows, length), dtype=np.int32)
     return Prompts(jnp.asarray(tokens), jnp.full(rows, length, jnp.int32), jnp.arange(rows, dtype=jnp.int32))

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
-from benchmarks.bench.models import Networks
+from benchmarks.bench.models import BenchNetworks
 from benchmarks.bench.presets import PRESETS, Preset
-from benchmarks.bench.report import Section
+from benchmarks.bench.report import BenchSection
 from benchmarks.bench.sections.decoding import draft, floor, verify
 from benchmarks.bench.sections.generation import acceptance
 from benchmarks.bench.sections.layout import layout
@@ -15,7 +15,7 @@ from benchmarks.bench.sections.update import update
 from launch.cli.paths import check_writable
 from specjax.options import Fraction, Options, Positive, at_least, at_most
 
-SECTIONS: dict[str, Callable[[Networks, Preset], Section]] = {
+SECTIONS: dict[str, Callable[[BenchNetworks, Preset], BenchSection]] = {
     "floor": floor,
     "verify": verify,
     "draft": draft,

@@ -4,13 +4,13 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.bench.report import Section
+from benchmarks.bench.report import BenchSection
 from benchmarks.plotting import figure, label
 
 Lines = Mapping[str, list[tuple[float, float]]]
 
 
-def save_plots(directory: Path, sections: Mapping[str, Section]) -> None:
+def save_plots(directory: Path, sections: Mapping[str, BenchSection]) -> None:
     """Write a PNG into the directory for each of the sections floor, peers and acceptance."""
     if (floor := sections.get("floor")) is not None:
         lines = _lines(floor, "context", "batch", "tokens/s")
@@ -22,7 +22,7 @@ def save_plots(directory: Path, sections: Mapping[str, Section]) -> None:
         _draw(directory / "speedup.png", lines, "draft length", "speed-up over autoregressive", level=1.0)
 
 
-def _lines(section: Section, label: str, x: str, y: str) -> Lines:
+def _lines(section: BenchSection, label: str, x: str, y: str) -> Lines:
     """Return a line of points (x, y) for each value of the column `label`. Rows without a number are left out."""
     lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in section.rows:

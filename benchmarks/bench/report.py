@@ -20,7 +20,7 @@ NO_ROOM = "-: does not fit in the device's memory"
 
 
 @dataclass(frozen=True)
-class Section:
+class BenchSection:
     """Results of a section as a table.
 
     title: caption.
@@ -64,12 +64,12 @@ class Results:
     def __init__(self, program: str, preset: str, file: Path | None) -> None:
         """Print the provenance. file: None writes no JSON."""
         self.console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False, width=WIDTH)
-        self.sections: dict[str, Section] = {}
+        self.sections: dict[str, BenchSection] = {}
         self._file, provenance = file, format_provenance(program)
         self._head = {"preset": preset, "provenance": provenance.splitlines()}
         self.console.print(f"{provenance}\npreset    {preset}\n")
 
-    def add(self, name: str, section: Section) -> None:
+    def add(self, name: str, section: BenchSection) -> None:
         """Print the section and write it with all earlier ones."""
         self.sections[name] = section
         print_section(section, self.console)
@@ -78,7 +78,7 @@ class Results:
             self._file.write_text(json.dumps(self._head | {"sections": sections}, indent=2) + "\n", encoding="utf-8")
 
 
-def print_section(section: Section, console: Console) -> None:
+def print_section(section: BenchSection, console: Console) -> None:
     """Print the section's table and its notes."""
     # A row that did not fit in memory lacks columns.
     names = max(section.rows, key=len)

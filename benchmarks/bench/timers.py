@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from benchmarks.bench.models import Networks, random_prompts
+from benchmarks.bench.models import BenchNetworks, random_prompts
 from benchmarks.bench.presets import LongTail
 from benchmarks.bench.rollout_timer import RolloutTimer
 from benchmarks.bench.stubs import forced_rollout
@@ -22,7 +22,7 @@ Name = TypeVar("Name")
 
 
 def round_timer(
-    networks: Networks,
+    networks: BenchNetworks,
     drafter: Drafter,
     rows: int,
     context: int,
@@ -56,7 +56,7 @@ def round_timer(
 
 
 def rollout_timer(
-    networks: Networks,
+    networks: BenchNetworks,
     prompts: Prompts | Sequence[Prompts],
     config: RolloutConfig,
     forced: bool = True,

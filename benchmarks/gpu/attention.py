@@ -23,7 +23,7 @@ from jax._src.cudnn.fused_attention_stablehlo import dot_product_attention as _a
 from jaxtyping import Array, Int
 
 from benchmarks.bench.presets import PRESETS, Preset, find_preset
-from benchmarks.bench.report import NO_ROOM, Results, Row, Section, ratio, where_it_fits
+from benchmarks.bench.report import NO_ROOM, BenchSection, Results, Row, ratio, where_it_fits
 from benchmarks.bench.sections.decoding import CopyBandwidth
 from launch.timing import interleaved, minus_startup, time_call
 from specjax import cache as kv
@@ -90,7 +90,7 @@ def candidates() -> dict[str, Attend]:
     return found
 
 
-class Cell:
+class AttentionCell:
     """One implementation at one size: a compiled program of `count` passes of LAYERS calls, all in sequence.
 
     The constructor compiles, and raises the implementation's error if it does not support the shape.
@@ -135,7 +135,7 @@ def compare(
     cells, refused = {}, {}
     for name, attend in candidates().items():
         try:
-            cells[name] = Cell(name, attend, preset, rows, context, queries, options.passes)
+            cells[name] = AttentionCell(name, attend, preset, rows, context, queries, options.passes)
         except Exception as error:
             refused[name] = (str(error) or type(error).__name__).splitlines()[0][:80]
     runs: Mapping[str, Callable[[], float]] = {name: cell.measure for name, cell in cells.items()}
@@ -178,7 +178,7 @@ def main() -> None:
             for queries in options.queries:
                 cell: Row = {"context": context, "batch": batch, "T": queries}
                 rows += where_it_fits(cell, partial(compare, preset, batch, context, queries, copy, options))
-    results.add("attention", Section("attention of one layer over a full cache", rows, NOTES))
+    results.add("attention", BenchSection("attention of one layer over a full cache", rows, NOTES))
 
 
 if __name__ == "__main__":

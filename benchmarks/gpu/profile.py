@@ -15,9 +15,9 @@ from pathlib import Path
 
 import jax
 
-from benchmarks.bench.models import Networks, random_networks
+from benchmarks.bench.models import BenchNetworks, random_networks
 from benchmarks.bench.presets import PRESETS
-from benchmarks.bench.report import Results, Row, Section
+from benchmarks.bench.report import BenchSection, Results, Row
 from benchmarks.bench.timers import round_timer
 from specjax.testing.hlo import Program
 
@@ -60,7 +60,7 @@ def profiled(run: Callable[[], object], program: Program) -> dict[str, float]:
     return seconds
 
 
-def profile(networks: Networks, rows: int, context: int, k: int, count: int) -> Section:
+def profile(networks: BenchNetworks, rows: int, context: int, k: int, count: int) -> BenchSection:
     """Profile `count` rounds at draft length k."""
     timer = round_timer(networks, networks.drafter, rows, context, {k: (networks.drafter, k)}, count)
     measure = timer.start(networks.params)[k]
@@ -75,7 +75,7 @@ def profile(networks: Networks, rows: int, context: int, k: int, count: int) -> 
         for name, seconds in [*most, ("all others", rest)]
     ]
     notes = [f"kernels of a round: {1e3 * total / count:.3f} ms; an undisturbed round: {1e3 * undisturbed:.3f} ms"]
-    return Section(f"a round at k = {k}: {rows} rows that see {context} positions", table, notes)
+    return BenchSection(f"a round at k = {k}: {rows} rows that see {context} positions", table, notes)
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from jaxtyping import Array
 
 from benchmarks.bench.models import Functions, functions
 from benchmarks.bench.presets import PRESETS, Preset
-from benchmarks.bench.report import Results, Row, Section
+from benchmarks.bench.report import BenchSection, Results, Row
 from launch.cli.recipes import load_recipe
 from launch.costs.round_timer import first_rows, run_rounds
 from launch.plan.devices import absent_gpus
@@ -93,7 +93,7 @@ def round_of(
     return {**row, "written MB": kept / 1e6, "compile s": seconds}, notes
 
 
-def rounds(preset: Preset, rows: int, context: int, lengths: list[int], device: NamedSharding) -> Section:
+def rounds(preset: Preset, rows: int, context: int, lengths: list[int], device: NamedSharding) -> BenchSection:
     """Count what rounds at each draft length hold."""
     networks = functions(preset)
 
@@ -114,10 +114,10 @@ def rounds(preset: Preset, rows: int, context: int, lengths: list[int], device: 
         row, more = round_of(preset, networks, shapes, k, device)
         table, notes = [*table, row], notes + more
     kind = next(iter(device.device_set)).device_kind
-    return Section(f"a round of {rows} rows that see {context} positions each, on {kind}", table, notes)
+    return BenchSection(f"a round of {rows} rows that see {context} positions each, on {kind}", table, notes)
 
 
-def step(recipe: str) -> Section:
+def step(recipe: str) -> BenchSection:
     """Compile a training step of the recipe, whose reward must be traced, and count what the whole program holds."""
     experiment = build_experiment(load_recipe(recipe))
     config, networks, mesh = experiment.config, experiment.networks, experiment.mesh
@@ -127,7 +127,7 @@ def step(recipe: str) -> Section:
     compiled = TrainStep(stages).lower(abstract_state(experiment), next(experiment.train_batches())).compile()
     seconds, program = time.perf_counter() - started, Program(str(compiled.as_text()))
     lines = [line for lines in program.computations.values() for line in lines]
-    return Section(f"a training step of {recipe}", [{**program_costs(lines, compiled), "compile s": seconds}])
+    return BenchSection(f"a training step of {recipe}", [{**program_costs(lines, compiled), "compile s": seconds}])
 
 
 def _is_cache(line: Instruction, cache: tuple[int, ...]) -> bool:

@@ -24,9 +24,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from benchmarks.bench.models import Networks, random_networks, random_prompts
+from benchmarks.bench.models import BenchNetworks, random_networks, random_prompts
 from benchmarks.bench.presets import PRESETS, Preset
-from benchmarks.bench.report import Results, Row, Section
+from benchmarks.bench.report import BenchSection, Results, Row
 from models.config import Dtype
 from specjax import kernels
 from specjax.parallel.mesh import AXES
@@ -52,7 +52,7 @@ ANY = 1e9
 AT_ONCE = 2**14
 
 
-def same_tokens(networks: Networks, tolerance: float, k: int) -> str:
+def same_tokens(networks: BenchNetworks, tolerance: float, k: int) -> str:
     """Compare `coupled` completions at draft length k with those without a draft, log-probs within the tolerance."""
     # Scaled by -1, a draft from the policy is accepted now and then: rounds end everywhere.
     drafter, params = PolicyDrafter(networks.policy), Params(networks.params.policy, {"scale": jnp.float32(-1)})
@@ -102,7 +102,7 @@ def products_of_experts() -> str:
     return f"{gap:.1e}"
 
 
-def gradients(networks: Networks) -> str:
+def gradients(networks: BenchNetworks) -> str:
     """Compare the gradients of both losses with the CPU's."""
     prompts = random_prompts(networks, ROWS, PROMPT + NEW)
     mask = jnp.broadcast_to(jnp.arange(PROMPT + NEW)[None] >= PROMPT, prompts.tokens.shape)
@@ -134,7 +134,7 @@ def checks(preset: Preset, lengths: list[int], draws: int) -> dict[tuple[str, st
     """Return the checks by (name, precision, required), those that compile soonest first."""
 
     @cache
-    def networks(dtype: Dtype) -> Networks:
+    def networks(dtype: Dtype) -> BenchNetworks:
         return random_networks(replace(preset, decoder=replace(preset.decoder, dtype=dtype)))
 
     def tokens(dtype: Dtype, tolerance: float, k: int) -> Callable[[], str]:
@@ -185,7 +185,7 @@ def main() -> int:
         rows.append({"check": name, "precision": precision, "outcome": outcome})
         notes.append(f"{name}, {precision}: {detail}")
         print(f"{outcome}: {notes[-1]}", file=sys.stderr, flush=True)
-    results.add("smoke", Section("checks of this device", rows, notes))
+    results.add("smoke", BenchSection("checks of this device", rows, notes))
     return int(failed)
 
 

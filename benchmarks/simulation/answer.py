@@ -11,8 +11,8 @@ from scipy.optimize import root_scalar
 from benchmarks.simulation.acceptance import predict_length, tokens_per_round
 from benchmarks.simulation.machine import Evidence, completion_lengths, memory, round_costs, stages
 from benchmarks.simulation.point import MEASURED, MOST_SLOTS, Point
-from benchmarks.simulation.rollout import Layout, Moment, carry_over, simulate
-from benchmarks.simulation.step import Stages, step_seconds
+from benchmarks.simulation.rollout import Moment, SlotLayout, carry_over, simulate
+from benchmarks.simulation.step import StageSeconds, step_seconds
 from benchmarks.simulation.surface import Surface
 
 # Replicas are simulated until they hold so many sequences, but at least FEWEST; more of them are alike.
@@ -43,7 +43,7 @@ class Arm(NamedTuple):
     step: float
     exposed: float
     acceptance_length: float
-    stages: Stages
+    stages: StageSeconds
     slots: int
     phases: tuple[int, ...]
     waiting: int
@@ -108,7 +108,7 @@ def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
     lengths = completion_lengths(point, evidence)
     slots = min(point.slots, sequences)
     phases = _phases(point, slots)
-    layout = Layout(slots, phases)
+    layout = SlotLayout(slots, phases)
     surface = Surface(round_costs(point, evidence), slots, point.prompt_tokens + point.limit_tokens, point.lengths)
     simulated = min(replicas, max(FEWEST, MOST_SEQUENCES // sequences))
     rollouts, taken = [], []

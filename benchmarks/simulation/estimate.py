@@ -20,7 +20,7 @@ from benchmarks.simulation.uncertainty import (
 )
 
 
-class Estimate(NamedTuple):
+class EstimatedAnswer(NamedTuple):
     """The answer for a point, and how sure it is.
 
     changes:    what a sweep changed.
@@ -86,22 +86,24 @@ def details_of(
 
 def estimate(
     changes: dict[str, Any], pair: Pair, evidence: Evidence, ranges: Mapping[str, Range], samples: int
-) -> Estimate:
+) -> EstimatedAnswer:
     """Return the answer for a resolved pair, with intervals over samples of the ranges."""
     central, drawn = answer(pair, evidence), sample_answers(pair, evidence, ranges, samples)
     intervals = {name: interval([measure(each) for _, each in drawn]) for name, measure in MEASURES.items()}
-    return Estimate(changes, pair[1], central, drawn, intervals, strongest_input(drawn, MEASURES["step_speedup"]))
+    return EstimatedAnswer(
+        changes, pair[1], central, drawn, intervals, strongest_input(drawn, MEASURES["step_speedup"])
+    )
 
 
 def estimate_changed(
     changes: dict[str, Any], point: Point, evidence: Evidence, given: Mapping[str, Range], samples: int
-) -> Estimate:
+) -> EstimatedAnswer:
     """Return the answer for one point of a sweep. A point that does not fit, or that is refused, has none."""
     try:
         changed = point.changed(changes)
         pair = resolve_pair(changed, evidence)
     except ValueError as error:
-        return Estimate(changes, point, refused=str(error))
+        return EstimatedAnswer(changes, point, refused=str(error))
     given = {name: each for name, each in given.items() if name not in changes}
     ranges = {name: each for name, each in input_ranges(changed, evidence, given).items() if name not in changes}
     return estimate(changes, pair, evidence, ranges, samples)

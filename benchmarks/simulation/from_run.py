@@ -11,7 +11,7 @@ from benchmarks.simulation.machine import Evidence
 from benchmarks.simulation.point import MEASURED, MOST_DRAFT_TRAINING
 from launch.cli.errors import ConfigError, as_config_error
 from launch.costs.cost_table import COST_TABLE, read_cells
-from launch.run.records import Run, flat, read_run
+from launch.run.records import RunRecords, flat, read_run
 from models.config import DecoderConfig
 from models.hf.config import read_hf_config
 from models.published import DECODERS
@@ -112,7 +112,7 @@ def _read_decoder(path: Path) -> DecoderConfig | None:
         return read_hf_config(path, ())
 
 
-def _training(run: Run) -> tuple[float, float, tuple[str, ...]]:
+def _training(run: RunRecords) -> tuple[float, float, tuple[str, ...]]:
     """Return the seconds of training the policy, those that training the draft adds to a mean step, and what to say."""
     # A probe times its stages. An asynchronous run has none; its training mesh is idle or trains.
     taken = _column(run, "time/train")
@@ -139,19 +139,19 @@ def _integer(config: dict[str, Any], name: str) -> int:
     return value
 
 
-def _acceptance_by_position(run: Run) -> np.ndarray:
+def _acceptance_by_position(run: RunRecords) -> np.ndarray:
     """Return the acceptance rate by position of a draft, [steps, positions], of the last steps that have them all."""
     names = itertools.takewhile(run.metrics.__contains__, (f"rollout/acceptance_rate_pos_{i}" for i in range(1, 129)))
     table = np.array([run.metrics[name] for name in names]).reshape(-1, len(run.steps)).T
     return table[np.isfinite(table).all(1)][-LAST:] if table.size else np.zeros((0, 0))
 
 
-def _column(run: Run, metric: str) -> np.ndarray:
+def _column(run: RunRecords, metric: str) -> np.ndarray:
     """Return the values of a metric, NaN where a step did not measure it."""
     return run.metrics.get(metric, np.full(len(run.steps), np.nan))
 
 
-def _median(run: Run, metric: str) -> float:
+def _median(run: RunRecords, metric: str) -> float:
     """Return the median over the last steps; 0 if none measured it."""
     values = run.measured(metric)[1][-LAST:]
     return float(np.median(values)) if values.size else 0.0

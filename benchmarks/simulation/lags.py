@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.simulation.answer import Arm
-from benchmarks.simulation.estimate import Estimate
+from benchmarks.simulation.estimate import EstimatedAnswer
 from benchmarks.simulation.uncertainty import Interval, interval
 
 
@@ -36,7 +36,7 @@ SECONDS: dict[str, Callable[[Arm], float]] = {
 }
 
 
-def lag_rows(swept: Sequence[Estimate]) -> list[LagRow]:
+def lag_rows(swept: Sequence[EstimatedAnswer]) -> list[LagRow]:
     """Return two rows for each lag; none unless a sweep changed the lag alone and has an answer for each."""
     if any(set(found.changes) != {"lag"} or found.answer is None for found in swept):
         return []

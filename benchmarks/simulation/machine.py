@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.simulation.lengths import Lengths, with_mean
 from benchmarks.simulation.measured import measured_rounds
 from benchmarks.simulation.point import MEASURED, Point
-from benchmarks.simulation.step import Stages
+from benchmarks.simulation.step import StageSeconds
 from benchmarks.simulation.surface import RoundSeconds
 from launch.plan.report import USABLE
 from models.config import DecoderConfig
@@ -143,7 +143,7 @@ def draft_sheet(point: Point) -> DraftSheet:
     return DraftSheet(layers, fused=BLOCK_LAYERS * width * width)
 
 
-def stages(point: Point, tokens: float, gpus: int) -> Stages:
+def stages(point: Point, tokens: float, gpus: int) -> StageSeconds:
     """Return the seconds of the stages beside generation.
 
     tokens: of the prompts and completions of a step. gpus: those that train.
@@ -151,7 +151,7 @@ def stages(point: Point, tokens: float, gpus: int) -> Stages:
     scale = point.gpus / gpus
     if point.hardware == MEASURED:
         train, logprob = scale * (point.train_s or 0.0), scale * (point.logprob_s or 0.0)
-        return Stages(point.other_s, logprob, train, point.draft_training * train)
+        return StageSeconds(point.other_s, logprob, train, point.draft_training * train)
     sheet, device = network(point), find_hardware(point.hardware)
     operations = tokens * active_parameters(sheet) / (gpus * device.bf16 * point.training_share)
     train = TRAINING_FLOPS * operations if point.train_s is None else point.train_s * scale
@@ -161,7 +161,7 @@ def stages(point: Point, tokens: float, gpus: int) -> Stages:
     moved = 0.0
     if point.engine != "specjax" or point.lag:
         moved = sheet.parameters * point.weight_bytes / max(point.tensor, point.expert) / NETWORK
-    return Stages(point.other_s, logprob, train, point.draft_training * train, moved)
+    return StageSeconds(point.other_s, logprob, train, point.draft_training * train, moved)
 
 
 def active_parameters(sheet: NetworkSheet) -> float:
@@ -171,7 +171,7 @@ def active_parameters(sheet: NetworkSheet) -> float:
     return sheet.dense + experts + sheet.head
 
 
-class Memory(NamedTuple):
+class MemoryNeeds(NamedTuple):
     """Memory of a device, in bytes: generation's weights, training state, cache of one sequence, the device's own."""
 
     weights: float
@@ -190,7 +190,7 @@ class Memory(NamedTuple):
         return int((USABLE * self.device - self.fixed) // self.sequence)
 
 
-def memory(point: Point, mean_positions: float) -> Memory:
+def memory(point: Point, mean_positions: float) -> MemoryNeeds:
     """Return the memory of a device.
 
     specjax keeps caches of the longest row, and without lag the training state beside them, spread over all GPUs. Other
@@ -205,4 +205,4 @@ def memory(point: Point, mean_positions: float) -> Memory:
     cache = sheet.cache_bytes(point.cache_bytes) / min(point.tensor, sheet.kv_heads) + draft.cache_bytes(2)
     training = TRAINING_BYTES * (sheet.parameters + sheet.head + draft.parameters) / point.gpus
     beside = training if point.engine == "specjax" and not point.lag else 0.0
-    return Memory(weights, beside, positions * cache, find_hardware(point.hardware).memory)
+    return MemoryNeeds(weights, beside, positions * cache, find_hardware(point.hardware).memory)

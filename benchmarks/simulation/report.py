@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from benchmarks.simulation.answer import accepted
-from benchmarks.simulation.estimate import Details, Estimate, Threshold
+from benchmarks.simulation.estimate import Details, EstimatedAnswer, Threshold
 from benchmarks.simulation.lags import lag_rows
 from benchmarks.simulation.machine import Evidence, memory
 from benchmarks.simulation.options import SimulateArgs
@@ -46,7 +46,7 @@ def describe(point: Point, evidence: Evidence) -> Iterator[str]:
     yield f"acceptance length {point.acceptance_length:.2f} at k = {point.measured_at}; so {predicted}"
 
 
-def lines_of_point(found: Estimate, ranges: Mapping[str, Range], details: Details) -> Iterator[str]:
+def lines_of_point(found: EstimatedAnswer, ranges: Mapping[str, Range], details: Details) -> Iterator[str]:
     """Yield the lines of a single answer."""
     assert found.answer is not None and found.intervals is not None
     plain, drafted, intervals = found.answer.plain, found.answer.drafted, found.intervals
@@ -91,7 +91,7 @@ def lines_of_point(found: Estimate, ranges: Mapping[str, Range], details: Detail
         yield f"  {swing.name:28}{between:>22}{f'{swing.low:.2f} .. {swing.high:.2f}':>18}  {each.reason}"
 
 
-def sweep_table(rows: Sequence[Estimate]) -> Iterator[str]:
+def sweep_table(rows: Sequence[EstimatedAnswer]) -> Iterator[str]:
     """Yield the lines of a sweep, one for each point."""
     names = list(rows[0].changes)
     widths = [max(len(name), *(len(_value(row.changes[name])) for row in rows)) + 2 for name in names]
@@ -109,7 +109,7 @@ def sweep_table(rows: Sequence[Estimate]) -> Iterator[str]:
 
 
 def as_json(
-    args: SimulateArgs, rows: Sequence[Estimate], ranges: Mapping[str, Range], details: Details | None
+    args: SimulateArgs, rows: Sequence[EstimatedAnswer], ranges: Mapping[str, Range], details: Details | None
 ) -> dict[str, Any]:
     """Return all results, in seconds and ratios. Each interval is [median, low, high]."""
     return {

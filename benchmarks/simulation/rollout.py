@@ -17,7 +17,7 @@ _DONE = 1e-6
 
 
 @dataclass(frozen=True)
-class Layout:
+class SlotLayout:
     """Slots of a replica.
 
     Attributes:
@@ -42,7 +42,7 @@ class Moment(NamedTuple):
     draft_length: int
 
 
-class Rollout(NamedTuple):
+class SimulatedRollout(NamedTuple):
     """Outcome of a simulated rollout.
 
     begun, ended: float64 [replicas, sequences], seconds at which each sequence got its slot and finished.
@@ -69,8 +69,8 @@ class Rollout(NamedTuple):
 
 
 def simulate(
-    lengths: np.ndarray, gains: np.ndarray, surface: Surface, layout: Layout, start: float | np.ndarray
-) -> Rollout:
+    lengths: np.ndarray, gains: np.ndarray, surface: Surface, layout: SlotLayout, start: float | np.ndarray
+) -> SimulatedRollout:
     """Simulate the rollout of `lengths` tokens, float64 [replicas, sequences], in the order in which they get slots.
 
     gains:   tokens that each sequence gains in a round, float64 [draft lengths, replicas, sequences].
@@ -120,11 +120,17 @@ def simulate(
         for when, count, chosen in moments
         if count[last]
     ]
-    return Rollout(begun, ended, rounds, float(lengths.sum()) / verified, timeline)
+    return SimulatedRollout(begun, ended, rounds, float(lengths.sum()) / verified, timeline)
 
 
 def carry_over(
-    fresh: np.ndarray, gains: np.ndarray, surface: Surface, layout: Layout, prompt: float, share: float, steps: int = 6
+    fresh: np.ndarray,
+    gains: np.ndarray,
+    surface: Surface,
+    layout: SlotLayout,
+    prompt: float,
+    share: float,
+    steps: int = 6,
 ) -> float:
     """Return the seconds of a step that ends when `1 - share` of its sequences have finished, in the steady state.
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 @dataclass(frozen=True)
-class Stages:
+class StageSeconds:
     """Seconds of the stages of a step beside generation.
 
     Attributes:
@@ -29,14 +29,14 @@ class Stages:
         return self.other + self.logprob + self.train + self.draft_training + self.movement
 
 
-class Step(NamedTuple):
+class SimulatedStep(NamedTuple):
     """Seconds of a step, and those of its generation that nothing hides."""
 
     seconds: float
     exposed: float
 
 
-def step_seconds(generation: Sequence[float], rest: float, lag: int) -> Step:
+def step_seconds(generation: Sequence[float], rest: float, lag: int) -> SimulatedStep:
     """Return the mean seconds of a step in the steady state.
 
     generation: seconds of successive rollouts, which repeat. rest: those of the other stages.
@@ -54,4 +54,4 @@ def step_seconds(generation: Sequence[float], rest: float, lag: int) -> Step:
         trained = max(trained, generated) + rest
         ends.append(trained)
     half = steps - steps // 2
-    return Step((ends[-1] - ends[steps // 2 - 1]) / half, waited / half)
+    return SimulatedStep((ends[-1] - ends[steps // 2 - 1]) / half, waited / half)

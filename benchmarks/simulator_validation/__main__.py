@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.simulator_validation import bench_results, paper_8b, paper_235b, published, rounds_gpu
-from benchmarks.simulator_validation.cells import Section
+from benchmarks.simulator_validation.cells import PageSection
 from benchmarks.simulator_validation.page import page, results
 
 ROOT = Path(__file__).parents[2]
 PAGE, RESULTS = ROOT / "docs" / "validation.md", ROOT / "benchmarks" / "results" / "simulator_validation.json"
 
 
-def sections() -> Iterator[Section]:
+def sections() -> Iterator[PageSection]:
     """Yield all sections."""
     first, *later = sections_without_mechanisms()
     yield from (first, *paper_8b.sections_with_mechanisms(), *later)
 
 
-def sections_without_mechanisms() -> Iterator[Section]:
+def sections_without_mechanisms() -> Iterator[PageSection]:
     """Yield the sections that fit no mechanism, in a few seconds."""
     yield paper_8b.acceptance()
     yield from (paper_235b.two_constants(), paper_235b.sheets_alone())

@@ -12,9 +12,9 @@ from benchmarks.bench.rollout_timer import shrinking
 from benchmarks.bench.sections.layout import DRAFTED, GROUP
 from benchmarks.cost_model import between, costs, read, sheet_model
 from benchmarks.simulation.acceptance import acceptance_length
-from benchmarks.simulation.rollout import Layout, simulate
+from benchmarks.simulation.rollout import SlotLayout, simulate
 from benchmarks.simulation.surface import Surface
-from benchmarks.simulator_validation.cells import WIDE, Cell, Section
+from benchmarks.simulator_validation.cells import WIDE, Figure, PageSection
 from specjax.cost import HARDWARE, CostModel, fit, relative_errors
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -22,7 +22,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 DRAWS = 40
 
 
-def sections() -> Iterator[Section]:
+def sections() -> Iterator[PageSection]:
     """Yield a section for each result of benchmarks.bench that times drafts."""
     for path in sorted(RESULTS.glob("*/bench.json")):
         bench = json.loads(path.read_text(encoding="utf-8"))
@@ -30,7 +30,7 @@ def sections() -> Iterator[Section]:
             yield _section(path, bench)
 
 
-def _section(path: Path, bench: dict[str, Any]) -> Section:
+def _section(path: Path, bench: dict[str, Any]) -> PageSection:
     measured, preset = read(path), PRESETS[bench["preset"]]
     cells = [timed.cell for timed in measured]
     model = fit(cells)
@@ -68,11 +68,11 @@ def _section(path: Path, bench: dict[str, Any]) -> Section:
         f"Their seconds are off by more than {WIDE:.0%} at: {', '.join(wide) or 'none'}.",
     ]
     median = float(np.median(np.abs(modelled / ratios - 1)[drafting]))
-    promised = Cell("median error of the cost of a round", None, median, "fitted", low=0.0, high=0.10)
+    promised = Figure("median error of the cost of a round", None, median, "fitted", low=0.0, high=0.10)
     others = [*_speedups(bench, model, preset), *_layouts(bench, model, preset)]
     table = ["rounds", "kind", "median error", "largest", "cells"], rows
     title = f"Our own: benchmarks.bench, preset {bench['preset']}"
-    return Section(title, f"`{where}`", notes, [promised, *others], [table])
+    return PageSection(title, f"`{where}`", notes, [promised, *others], [table])
 
 
 def _hardware(bench: dict[str, Any]) -> str:
@@ -81,7 +81,7 @@ def _hardware(bench: dict[str, Any]) -> str:
     return next((name for name in sorted(HARDWARE, key=len, reverse=True) if name in said), "cpu")
 
 
-def _speedups(bench: dict[str, Any], model: CostModel, preset: Preset) -> Iterator[Cell]:
+def _speedups(bench: dict[str, Any], model: CostModel, preset: Preset) -> Iterator[Figure]:
     """Yield the speed-ups of whole completions at forced acceptance, which the rounds were not fitted to."""
     for row in bench["sections"].get("acceptance", {"rows": []})["rows"]:
         if "speed-up" not in row:
@@ -90,17 +90,17 @@ def _speedups(bench: dict[str, Any], model: CostModel, preset: Preset) -> Iterat
         plain, drafted = (float(model.seconds(preset.batch, positions, k)) for k in (0, row["k"]))
         value, low, high = row["speed-up"]
         name = f"speed-up at k = {row['k']}, acceptance {row['rate']}"
-        yield Cell(name, value, row["alpha"] * plain / drafted, "predicted", measured=(low, high))
+        yield Figure(name, value, row["alpha"] * plain / drafted, "predicted", measured=(low, high))
 
 
-def _layouts(bench: dict[str, Any], model: CostModel, preset: Preset) -> Iterator[Cell]:
+def _layouts(bench: dict[str, Any], model: CostModel, preset: Preset) -> Iterator[Figure]:
     """Yield the speed-ups of phases and of the queue, from simulated rollouts with lengths drawn as the bench's."""
     rows = {row["what"]: row for row in bench["sections"].get("layout", {"rows": []})["rows"] if "speed-up" in row}
     count, slots, window = GROUP * preset.batch, preset.batch, preset.prompt + preset.tail.longest
     gain = float(acceptance_length(preset.peer_rate, DRAFTED, decay=1.0))
     surface = Surface(lambda n, _, k: model.seconds(n, n * window, k), count, window, (DRAFTED,))
 
-    def seconds(lengths: np.ndarray, layout: Layout) -> float:
+    def seconds(lengths: np.ndarray, layout: SlotLayout) -> float:
         rollout = simulate(lengths, np.full((1, *lengths.shape), gain), surface, layout, preset.prompt)
         return float(rollout.ended.max(1).sum())
 
@@ -109,14 +109,14 @@ def _layouts(bench: dict[str, Any], model: CostModel, preset: Preset) -> Iterato
     for _ in range(DRAWS):
         near = preset.tail.median * rng.uniform(0.5, 1.5, count)
         lengths = np.where(rng.random(count) < 1 / preset.tail.every, preset.tail.longest, near)[None]
-        whole = seconds(lengths, Layout(count, (count,)))
-        phases.append(whole / seconds(lengths, Layout(count, tuple(size for size, _ in shrinking(count)))))
-        batches = seconds(lengths.reshape(GROUP, slots), Layout(slots, (slots,)))
-        queue.append(batches / seconds(lengths, Layout(slots, (slots,))))
+        whole = seconds(lengths, SlotLayout(count, (count,)))
+        phases.append(whole / seconds(lengths, SlotLayout(count, tuple(size for size, _ in shrinking(count)))))
+        batches = seconds(lengths.reshape(GROUP, slots), SlotLayout(slots, (slots,)))
+        queue.append(batches / seconds(lengths, SlotLayout(slots, (slots,))))
     for what, values in {"phases": phases, "queue": queue}.items():
         if what in rows:
             low, high = np.quantile(values, [0.05, 0.95])
             value, *measured = rows[what]["speed-up"]
             why = f"the lengths drawn; 90% of draws: {low:.2f} to {high:.2f}, no promise"
             middle = float(np.median(values))
-            yield Cell(f"layout: {what}", value, middle, "assumed", why=why, measured=tuple(measured))
+            yield Figure(f"layout: {what}", value, middle, "assumed", why=why, measured=tuple(measured))

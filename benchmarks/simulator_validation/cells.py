@@ -14,7 +14,7 @@ WIDE = 0.25
 
 
 @dataclass(frozen=True)
-class Cell:
+class Figure:
     """A published number and the model's.
 
     Attributes:
@@ -66,7 +66,7 @@ def rows_of(rows: int) -> str:
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """Cells from one source.
 
     Attributes:
@@ -81,6 +81,6 @@ class Section:
     title: str
     source: str
     notes: Sequence[str]
-    cells: Sequence[Cell]
+    cells: Sequence[Figure]
     tables: Sequence[tuple[Sequence[str], Sequence[Sequence[Any]]]] = ()
     failures: Sequence[str] = ()

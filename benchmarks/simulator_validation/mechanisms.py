@@ -7,7 +7,14 @@ from functools import cache
 import numpy as np
 from scipy.optimize import least_squares
 
-from benchmarks.simulator_validation.paper_8b_rollouts import FITTED, GENERATION, ROOFLINE, WORKLOADS, Fit, Workload
+from benchmarks.simulator_validation.paper_8b_rollouts import (
+    FITTED,
+    GENERATION,
+    ROOFLINE,
+    WORKLOADS,
+    RolloutFit,
+    Workload,
+)
 from specjax.cost import EngineProfile
 
 # A mechanism passes if the median and the worst error of the ten other cells are within these.
@@ -97,7 +104,7 @@ class FittedMechanism:
     """A mechanism in a workload, fitted. errors: of the cells that were not fitted."""
 
     mechanism: Mechanism
-    fit: Fit
+    fit: RolloutFit
     constants: tuple[float, ...]
 
     @property
@@ -120,13 +127,13 @@ def fitted_mechanisms() -> tuple[FittedMechanism, ...]:
 def fit_mechanism(mechanism: Mechanism, workload: Workload) -> FittedMechanism:
     """Return the mechanism with its constants fitted to FITTED, by least squares of relative errors."""
     if not mechanism.start:
-        return FittedMechanism(mechanism, Fit(mechanism.engine(), workload), ())
+        return FittedMechanism(mechanism, RolloutFit(mechanism.engine(), workload), ())
 
     def residuals(constants: np.ndarray) -> list[float]:
-        attempt = Fit(mechanism.engine(*constants.tolist()), workload)
+        attempt = RolloutFit(mechanism.engine(*constants.tolist()), workload)
         return [attempt.speedup(*cell[:2], GENERATION[cell][0]) / GENERATION[cell][1] - 1 for cell in FITTED]
 
     scale = np.array(mechanism.start)
     solution = least_squares(residuals, scale, bounds=(0, np.inf), x_scale=scale, diff_step=0.02, xtol=1e-6, ftol=1e-8)
     constants = tuple(solution.x.tolist())
-    return FittedMechanism(mechanism, Fit(mechanism.engine(*constants), workload), constants)
+    return FittedMechanism(mechanism, RolloutFit(mechanism.engine(*constants), workload), constants)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from benchmarks.simulator_validation.cells import WIDE, Cell, Section
+from benchmarks.simulator_validation.cells import WIDE, Figure, PageSection
 from benchmarks.simulator_validation.published import UNPREDICTABLE
 
 COMMAND = "python -m benchmarks.simulator_validation"
@@ -27,7 +27,7 @@ Where a bound or a band is given, it is promised, and the last column says wheth
 """
 
 
-def results(sections: Sequence[Section]) -> dict[str, Any]:
+def results(sections: Sequence[PageSection]) -> dict[str, Any]:
     """Return the sections as JSON, numbers rounded."""
     return _rounded({"command": COMMAND, "sections": [asdict(section) for section in sections]})
 
@@ -35,7 +35,7 @@ def results(sections: Sequence[Section]) -> dict[str, Any]:
 def page(validation: dict[str, Any]) -> str:
     """Return the page of these results."""
     sections = [
-        Section(**section | {"cells": [Cell(**cell) for cell in section["cells"]]})
+        PageSection(**section | {"cells": [Figure(**cell) for cell in section["cells"]]})
         for section in validation["sections"]
     ]
     lines = [INTRODUCTION, *_summary(sections)]
@@ -52,7 +52,7 @@ def page(validation: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _summary(sections: Sequence[Section]) -> Iterator[str]:
+def _summary(sections: Sequence[PageSection]) -> Iterator[str]:
     promised = [(section, cell) for section in sections for cell in section.cells if _promise(cell)]
     failed = [(section, cell) for section, cell in promised if cell.failed]
     yield f"{len(promised)} cells have a promise; {len(failed)} of them break it{':' if failed else '.'}"
@@ -70,7 +70,9 @@ def _list(title: str, lines: Sequence[str]) -> Iterator[str]:
         yield from ("", f"{title}:", "", *(f"- {line}" for line in lines))
 
 
-def _named(sections: Sequence[Section], chosen: Callable[[Cell], bool], name: Callable[[Cell], str]) -> list[str]:
+def _named(
+    sections: Sequence[PageSection], chosen: Callable[[Figure], bool], name: Callable[[Figure], str]
+) -> list[str]:
     """Return a line for each section with such cells: how many of how many, and which."""
     lines = []
     for section in sections:
@@ -80,7 +82,7 @@ def _named(sections: Sequence[Section], chosen: Callable[[Cell], bool], name: Ca
     return lines
 
 
-def _cells(cells: Sequence[Cell]) -> Iterator[str]:
+def _cells(cells: Sequence[Figure]) -> Iterator[str]:
     """Yield the lines of a table of cells."""
     rows = []
     for cell in cells:
@@ -96,7 +98,7 @@ def _cells(cells: Sequence[Cell]) -> Iterator[str]:
     return _table(("what", "published", "model", "error", "kind", "promised", ""), rows)
 
 
-def _promise(cell: Cell) -> str:
+def _promise(cell: Figure) -> str:
     if cell.low is not None and cell.high is not None:
         return f"{cell.low:.2f} .. {cell.high:.2f}"
     return "" if cell.bound is None or cell.published is None else f"within {cell.bound:.0%}"

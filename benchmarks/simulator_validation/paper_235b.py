@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 
 from benchmarks.simulation.acceptance import tokens_per_round
 from benchmarks.simulation.lengths import with_mean
-from benchmarks.simulation.rollout import Layout, simulate
+from benchmarks.simulation.rollout import SlotLayout, simulate
 from benchmarks.simulation.surface import Surface
-from benchmarks.simulator_validation.cells import Cell, Kind, Section
+from benchmarks.simulator_validation.cells import Figure, Kind, PageSection
 from launch.comparison.stage_times import step_speedup
 from models.published import DECODERS, eagle3_config
 from models.sheets import decoder_sheet, eagle3_sheet
@@ -54,7 +54,7 @@ class Sharding:
         lengths = with_mean(MEAN, SPREAD, LIMIT).draw((min(replicas, REPLICAS), rows), 0)
         gains = tokens_per_round(acceptance, max(draft_length, 1), (draft_length,), lengths)
         surface = Surface(model.seconds, rows, PROMPT + LIMIT, (draft_length,))
-        return simulate(lengths, gains, surface, Layout(rows), PROMPT).seconds
+        return simulate(lengths, gains, surface, SlotLayout(rows), PROMPT).seconds
 
     def speedup(self, gpus: int, draft_length: int, acceptance: float) -> float:
         """Return the speed-up of generation."""
@@ -77,12 +77,12 @@ SHARDINGS = (
 )
 
 
-def two_constants() -> Section:
+def two_constants() -> PageSection:
     """Return the cells of a round that costs 1 + b k, and of one share of generation."""
     (_, k, acceptance), (rollout, step) = next(iter(POINTS.items()))
     slope = (acceptance / rollout - 1) / k
     share = (1 - 1 / step) / (1 - 1 / rollout)
-    cells: list[Cell] = []
+    cells: list[Figure] = []
     for number, ((gpus, k, acceptance), published) in enumerate(POINTS.items()):
         full = acceptance == k + 1
         kind: Kind = "fitted" if not number else "assumed" if full else "predicted"
@@ -90,25 +90,25 @@ def two_constants() -> Section:
         speedup = acceptance / (1 + slope * k)
         name = f"{gpus:,} GPUs, k = {k}, acceptance length {acceptance:g}"
         bound = 0.07 if number else None
-        cells.append(Cell(f"{name}: generation", published[0], speedup, kind, bound, why=why))
+        cells.append(Figure(f"{name}: generation", published[0], speedup, kind, bound, why=why))
         if gpus == 512:
-            cells.append(Cell(f"{name}: step", published[1], step_speedup(share, speedup), kind, bound, why=why))
+            cells.append(Figure(f"{name}: step", published[1], step_speedup(share, speedup), kind, bound, why=why))
             continue
         for efficiency in (1.0, 0.8, 0.6):
             # Rounds are as long with a quarter of the rows; the other stages take a quarter of the time, or more.
             later = share / (share + (1 - share) * 512 / gpus / efficiency)
             why = f"the other stages scale with efficiency {efficiency:.0%}; the lag of 2 is not computed"
-            cells.append(Cell(f"{name}: step", published[1], step_speedup(later, speedup), "assumed", 0.07, why=why))
+            cells.append(Figure(f"{name}: step", published[1], step_speedup(later, speedup), "assumed", 0.07, why=why))
     notes = [
         f"A round costs 1 + {slope:.4f} k rounds without drafts, and generation is {share:.3f} of a step; both from "
         "the first point. The third point is the best cell of a heat map whose axes were not published; it is taken as "
         "full acceptance at k = 7. The paper gives the fourth point as approximate, at lag 2. The model does not "
         "compute that lag: stages are added as if nothing overlapped, so that agreement says nothing about asynchrony."
     ]
-    return Section("235B: two constants", "arXiv 2604.26779, projections", notes, cells)
+    return PageSection("235B: two constants", "arXiv 2604.26779, projections", notes, cells)
 
 
-def sheets_alone() -> Section:
+def sheets_alone() -> PageSection:
     """Return the cells of the sharding that is nearest to the paper, and a table of all."""
     speedups = {sharding: [sharding.speedup(*point) for point in POINTS] for sharding in SHARDINGS}
     published = [generation for generation, _ in POINTS.values()]
@@ -118,7 +118,7 @@ def sheets_alone() -> Section:
     }
     best = min(largest_error, key=lambda sharding: largest_error[sharding])
     cells = [
-        Cell(
+        Figure(
             f"best sharding: {_title(point)}: generation",
             rollout,
             value,
@@ -134,7 +134,7 @@ def sheets_alone() -> Section:
             if point[0] == 512:
                 name = f"best sharding: {_title(point)}: step"
                 why = f"the sharding; log-probs {logprob:g} of training"
-                cells.append(Cell(name, step, step_speedup(share, value), "assumed", why=why))
+                cells.append(Figure(name, step, step_speedup(share, value), "assumed", why=why))
     header = ["sharding", *(_title(point) for point in POINTS), "generation in a step", "steps on 512"]
     rows = [
         [sharding.name, *_compared(values, published), *_steps(sharding, values)]
@@ -156,7 +156,7 @@ def sheets_alone() -> Section:
         (header, rows),
         (["k = 5, acceptance length 4, by GPUs", *(f"{count:,}" for count in COUNTS)], counts),
     ]
-    return Section("235B: sheets alone", "arXiv 2604.26779, projections", notes, cells, tables)
+    return PageSection("235B: sheets alone", "arXiv 2604.26779, projections", notes, cells, tables)
 
 
 def _title(point: tuple[int, int, float]) -> str:

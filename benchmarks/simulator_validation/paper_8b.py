@@ -7,9 +7,16 @@ import numpy as np
 from benchmarks.simulation.acceptance import DECAY, predict_length
 from benchmarks.simulation.point import Point
 from benchmarks.simulation.step import step_seconds
-from benchmarks.simulator_validation.cells import Cell, Kind, Section
+from benchmarks.simulator_validation.cells import Figure, Kind, PageSection
 from benchmarks.simulator_validation.mechanisms import LINEAR, MEDIAN, WORST, FittedMechanism, fitted_mechanisms
-from benchmarks.simulator_validation.paper_8b_rollouts import AUTOREGRESSIVE, BASE, FITTED, GENERATION, ROOFLINE, Fit
+from benchmarks.simulator_validation.paper_8b_rollouts import (
+    AUTOREGRESSIVE,
+    BASE,
+    FITTED,
+    GENERATION,
+    ROOFLINE,
+    RolloutFit,
+)
 from specjax.cost import find_engine
 
 SOURCE = "arXiv 2604.26779, Qwen3-8B on 32 GB200, NeMo RL 0.6 with vLLM 0.17"
@@ -25,32 +32,32 @@ ASSUMED = "rows, lengths and mechanism"
 GIVEN = "the other stages, as published"
 
 
-def acceptance() -> Section:
+def acceptance() -> PageSection:
     """Return acceptance lengths at k = 5 and 7, from k = 3."""
     cells = []
     for run in ("Zero", "Think"):
         measured = GENERATION[run, 3, "DAPO"][0]
-        cells.append(Cell(f"{run}, k = 3", measured, predict_length(measured, 3, 3), "fitted"))
+        cells.append(Figure(f"{run}, k = 3", measured, predict_length(measured, 3, 3), "fitted"))
         for k in (5, 7):
             published = GENERATION[run, k, "DAPO"][0]
-            cells.append(Cell(f"{run}, k = {k}", published, predict_length(measured, 3, k), "predicted", 0.04))
+            cells.append(Figure(f"{run}, k = {k}", published, predict_length(measured, 3, k), "predicted", 0.04))
     notes = [
         f"Each position is accepted {DECAY} times as often as the one before, given that all before were. The factor "
         "is that of SkyRL#1832, another model and draft."
     ]
-    return Section("Acceptance length", SOURCE, notes, cells)
+    return PageSection("Acceptance length", SOURCE, notes, cells)
 
 
-def generation() -> Section:
+def generation() -> PageSection:
     """Return the speed-ups of generation: a roofline, an affine law, and the mechanism that is fitted to two cells."""
     chosen, roofline, rivals = (
         _chosen_fit(),
-        Fit(ROOFLINE, BASE),
+        RolloutFit(ROOFLINE, BASE),
         [trial for trial in fitted_mechanisms() if trial.exact],
     )
     passing = [trial for trial in fitted_mechanisms() if trial.passes]
     cells = [
-        Cell(f"{run}, without drafts, s", seconds, chosen.fit.seconds(run, 0, 1.0), "fitted")
+        Figure(f"{run}, without drafts, s", seconds, chosen.fit.seconds(run, 0, 1.0), "fitted")
         for run, seconds in AUTOREGRESSIVE.items()
     ]
     for cell, (_, published) in GENERATION.items():
@@ -62,14 +69,16 @@ def generation() -> Section:
         if run == "Think" and k > 3:
             # Two mechanisms explain the runs equally well, so that a band over all of them is all there is.
             why = f"{ASSUMED}; band of the rivals"
-            cells.append(Cell(name, published, value, kind, low=min(values), high=max(values), why=why))
+            cells.append(Figure(name, published, value, kind, low=min(values), high=max(values), why=why))
         else:
             bound = 0.15 if run == "Think" else 0.05
-            cells.append(Cell(name, published, value, kind, None if kind == "fitted" else bound, why=why))
+            cells.append(Figure(name, published, value, kind, None if kind == "fitted" else bound, why=why))
     for run, published in {"Zero": 0.71, "Think": 0.51}.items():
-        cells.append(Cell(f"{run}, n-gram", published, None, "unpredictable", why="its draft length is not published"))
+        cells.append(
+            Figure(f"{run}, n-gram", published, None, "unpredictable", why="its draft length is not published")
+        )
     draft, slower = chosen.constants
-    affine, profile = _affine(), Fit(find_engine("vllm-0.17"), BASE)
+    affine, profile = _affine(), RolloutFit(find_engine("vllm-0.17"), BASE)
     rows = []
     for cell, (_, published) in GENERATION.items():
         values = [trial.fit.speedups[cell] for trial in rivals]
@@ -95,10 +104,10 @@ def generation() -> Section:
         f"all {len(rivals)} rivals",
         f"{len(passing)} that pass",
     ]
-    return Section("8B: generation", SOURCE, notes, cells, [(header, rows)], [*_unreached(passing)])
+    return PageSection("8B: generation", SOURCE, notes, cells, [(header, rows)], [*_unreached(passing)])
 
 
-def mechanisms() -> Section:
+def mechanisms() -> PageSection:
     """Return every mechanism in each of its workloads."""
     rows = []
     for trial in fitted_mechanisms():
@@ -122,10 +131,10 @@ def mechanisms() -> Section:
         "milliseconds of a round outside the graphs, or of the host.",
     ]
     header = ["mechanism", "workload", "constants", "Zero, k = 3 / 5 / 7", "Think", "median / worst", ""]
-    return Section("8B: mechanisms", SOURCE, notes, [], [(header, rows)])
+    return PageSection("8B: mechanisms", SOURCE, notes, [], [(header, rows)])
 
 
-def steps() -> Section:
+def steps() -> PageSection:
     """Return the seconds and speed-ups of whole steps, synchronous and asynchronous."""
     chosen, cells = _chosen_fit().fit, []
     for run, (stages, plain) in STAGES.items():
@@ -134,32 +143,36 @@ def steps() -> Section:
         step = step_seconds([generated], sum(stages), 0).seconds
         bound = None if kind == "fitted" else 0.05
         cells.append(
-            Cell(f"{run}: generation, s", MEASURED[run][0], generated, kind, bound, why=ASSUMED if bound else "")
+            Figure(f"{run}: generation, s", MEASURED[run][0], generated, kind, bound, why=ASSUMED if bound else "")
         )
-        cells.append(Cell(f"{run}: step, s", MEASURED[run][1], step, "assumed", 0.05, why=GIVEN))
-        cells.append(Cell(f"{run}: step, speed-up", plain / MEASURED[run][1], plain / step, "assumed", 0.05, why=GIVEN))
+        cells.append(Figure(f"{run}: step, s", MEASURED[run][1], step, "assumed", 0.05, why=GIVEN))
+        cells.append(
+            Figure(f"{run}: step, speed-up", plain / MEASURED[run][1], plain / step, "assumed", 0.05, why=GIVEN)
+        )
     logprob, train = STAGES["Zero"][0][2:]
     name, why = "log-prob stage, in training stages", "an input of the simulator, which ranges from 0.25 to 0.6"
-    cells.append(Cell(name, logprob / train, Point.logprob_share, "assumed", why=why))
+    cells.append(Figure(name, logprob / train, Point.logprob_share, "assumed", why=why))
     plain, exposed, published = ASYNCHRONOUS
     other_s = plain - exposed
     cells.append(
-        Cell("asynchronous, lag 1, without drafts: step, s", plain, step_seconds([plain], other_s, 1).seconds, "fitted")
+        Figure(
+            "asynchronous, lag 1, without drafts: step, s", plain, step_seconds([plain], other_s, 1).seconds, "fitted"
+        )
     )
     step = step_seconds([plain / chosen.speedups["Think", 3, "DAPO"]], other_s, 1).seconds
-    cells.append(Cell("asynchronous, lag 1: step, s", published, step, "assumed", 0.10, why=GIVEN))
+    cells.append(Figure("asynchronous, lag 1: step, s", published, step, "assumed", 0.10, why=GIVEN))
     cells.append(
-        Cell("asynchronous, lag 1: step, speed-up", plain / published, plain / step, "assumed", 0.10, why=GIVEN)
+        Figure("asynchronous, lag 1: step, speed-up", plain / published, plain / step, "assumed", 0.10, why=GIVEN)
     )
     notes = [
         "The other stages are given, as measured with drafts. A synchronous step is the sum of its stages; with lag 1, "
         "generation has GPUs of its own and the longer of both counts. The law cannot say why the other stages fell "
         f"from {other_s:.1f} s to {published - 0.6:.1f} s when drafts were used."
     ]
-    return Section("8B: steps", SOURCE, notes, cells)
+    return PageSection("8B: steps", SOURCE, notes, cells)
 
 
-def sections_with_mechanisms() -> Iterator[Section]:
+def sections_with_mechanisms() -> Iterator[PageSection]:
     """Yield the sections of the 8B runs that need the mechanisms: minutes of fits."""
     yield from (generation(), mechanisms(), steps())
 
@@ -181,7 +194,7 @@ def _rise(run: str) -> float:
     return costs[1] / costs[0]
 
 
-def _errors(fit: Fit) -> str:
+def _errors(fit: RolloutFit) -> str:
     return f"median {np.median(fit.errors):.0%}, worst {fit.errors.max():.0%}"
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from benchmarks.simulation.acceptance import bisect, tokens_per_round
 from benchmarks.simulation.lengths import Lengths
-from benchmarks.simulation.rollout import Layout, simulate
+from benchmarks.simulation.rollout import SlotLayout, simulate
 from benchmarks.simulation.surface import Surface
 from models.published import DECODERS, eagle3_config
 from models.sheets import decoder_sheet, eagle3_sheet
@@ -63,7 +63,7 @@ ROOFLINE = replace(find_engine("specjax"), host=0.3e-3)
 
 
 @dataclass(frozen=True)
-class Fit:
+class RolloutFit:
     """A mechanism in a workload: an engine, and the two median lengths that the times without drafts give."""
 
     engine: EngineProfile
@@ -123,4 +123,4 @@ def _seconds(
     lengths = Lengths(median, spread, workload.limit).draw((REPLICAS, workload.rows), 0)
     gains = tokens_per_round(acceptance, max(draft_length, 1), (draft_length,), lengths)
     surface = Surface(_sheets(engine).seconds, workload.rows, PROMPT + workload.limit, (draft_length,))
-    return simulate(lengths, gains, surface, Layout(workload.rows), PROMPT).seconds
+    return simulate(lengths, gains, surface, SlotLayout(workload.rows), PROMPT).seconds

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.simulation.acceptance import predict_length
-from benchmarks.simulator_validation.cells import Cell, Kind, Section, rows_of
+from benchmarks.simulator_validation.cells import Figure, Kind, PageSection, rows_of
 from launch.comparison.stage_times import step_speedup
 from models.published import DECODERS, eagle3_config
 from models.sheets import decoder_sheet, eagle3_sheet
@@ -67,70 +67,70 @@ PR_2059 = {f"k = {k}": (16, k, cost) for k, cost in {1: 1.53, 2: 1.77, 4: 2.61, 
 COHORT, COHORT_ROWS, COHORT_POSITIONS = 2.5, 8, 800
 
 
-def rounds() -> Iterator[Section]:
+def rounds() -> Iterator[PageSection]:
     """Yield the sections of rounds of one engine, from a roofline and with the constants fitted to the first."""
     notes = [
         f"Rows hold {POSITIONS:,} positions, where none are published. `vllm-2025` is a roofline with three times "
         "fitted to the first set: of a layer, of the host and of a draft pass. No bound is promised: the draft pass is "
         "not one constant, neither over engines nor over versions."
     ]
-    yield Section("Rounds: Llama-3.1-8B, H100, one row", "vLLM#20780, EAGLE-3", notes, [*_llama()])
-    yield Section("Rounds: Qwen3, H20, one row, k = 2", "AngelSlim's table; k to be checked", [], [*_angelslim()])
+    yield PageSection("Rounds: Llama-3.1-8B, H100, one row", "vLLM#20780, EAGLE-3", notes, [*_llama()])
+    yield PageSection("Rounds: Qwen3, H20, one row, k = 2", "AngelSlim's table; k to be checked", [], [*_angelslim()])
     notes = ["The acceptance length, 2.79, is assumed: the paper's table gives speed-ups alone."]
-    yield Section(
+    yield PageSection(
         "Rounds: Llama-3.1-8B, H100, k = 3, by rows",
         "EAGLE-3, table 3, SGLang",
         notes,
         [*_costs("llama-3.1-8b", EAGLE3, f"acceptance length, and {HELD}")],
     )
-    yield Section("Rounds: Qwen3-8B, H100, vLLM 0.31", "gist of jiangLLM, 2026-10-18", [], [*_newer_vllm()])
+    yield PageSection("Rounds: Qwen3-8B, H100, vLLM 0.31", "gist of jiangLLM, 2026-10-18", [], [*_newer_vllm()])
     mixture = _costs("qwen3-30b-a3b", SPECFORGE, tensor=2)
-    yield Section("Rounds: Qwen3-30B-A3B, two H100, k = 3", "SpecForge#339", [], [*mixture])
+    yield PageSection("Rounds: Qwen3-30B-A3B, two H100, k = 3", "SpecForge#339", [], [*mixture])
     notes = [
         "16 rows a GPU and tensor 4 are assumed. A draft of a third of the size costs as much: launches, not bytes."
     ]
     title = "Rounds: Qwen3-32B drafted by Qwen3-1.7B, 8 GPUs"
     draft_model = _costs("qwen3-32b", PR_2059, f"rows, sharding and {HELD}", tensor=4, draft="qwen3-1.7b")
-    yield Section(title, "NeMo RL PR#2059, temperature 1", notes, [*draft_model])
+    yield PageSection(title, "NeMo RL PR#2059, temperature 1", notes, [*draft_model])
 
 
-def _llama() -> Iterator[Cell]:
+def _llama() -> Iterator[Figure]:
     for name, engine in ENGINES.items():
         round_costs = model_of("llama-3.1-8b", "h100", engine)
         kind: Kind = "assumed" if engine is ROOFLINE else "fitted"
         why = HELD if engine is ROOFLINE else ""
-        yield Cell(f"{name}: ms without drafts", 7.07, plain_ms(round_costs, 1), kind, why=why)
+        yield Figure(f"{name}: ms without drafts", 7.07, plain_ms(round_costs, 1), kind, why=why)
         for k, published in LLAMA.items():
-            yield Cell(f"{name}: cost at k = {k}", published, cost(round_costs, 1, k), kind, why=why)
+            yield Figure(f"{name}: cost at k = {k}", published, cost(round_costs, 1, k), kind, why=why)
 
 
-def _angelslim() -> Iterator[Cell]:
+def _angelslim() -> Iterator[Figure]:
     for name, engine in ENGINES.items():
         for model, (plain, ratio) in ANGELSLIM.items():
             round_costs = model_of(model, "h20", engine)
-            yield Cell(f"{name}: {model}, ms without drafts", plain, plain_ms(round_costs, 1), "assumed", why=HELD)
-            yield Cell(f"{name}: {model}, cost", ratio, cost(round_costs, 1, 2), "assumed", why=f"k = 2, and {HELD}")
+            yield Figure(f"{name}: {model}, ms without drafts", plain, plain_ms(round_costs, 1), "assumed", why=HELD)
+            yield Figure(f"{name}: {model}, cost", ratio, cost(round_costs, 1, 2), "assumed", why=f"k = 2, and {HELD}")
 
 
 def _costs(
     model: str, published: Mapping[str, tuple[int, int, float]], why: str = HELD, **options: Any
-) -> Iterator[Cell]:
+) -> Iterator[Figure]:
     """Yield costs of rounds on H100s, by name: (rows, draft length, the published cost). options: those of model_of."""
     for engine_name, engine in ENGINES.items():
         round_costs = model_of(model, "h100", engine, **options)
         for name, (rows, k, value) in published.items():
-            yield Cell(f"{engine_name}: {name}", value, cost(round_costs, rows, k), "assumed", why=why)
+            yield Figure(f"{engine_name}: {name}", value, cost(round_costs, rows, k), "assumed", why=why)
 
 
-def _newer_vllm() -> Iterator[Cell]:
+def _newer_vllm() -> Iterator[Figure]:
     for name, engine in ENGINES.items():
         round_costs = model_of("qwen3-8b", "h100", engine)
         for rows, (speed, oracle) in VLLM_031.items():
             tokens_per_s = 1e3 * rows / plain_ms(round_costs, rows)
-            yield Cell(f"{name}: {rows_of(rows)}, tokens/s without drafts", speed, tokens_per_s, "assumed", why=HELD)
+            yield Figure(f"{name}: {rows_of(rows)}, tokens/s without drafts", speed, tokens_per_s, "assumed", why=HELD)
             # Drafts of 12 tokens that are always right, and cost nothing to make.
             free = replace(round_costs, first=Forward(), later=Forward(), engine=replace(engine, draft_pass=0.0))
-            yield Cell(
+            yield Figure(
                 f"{name}: {rows_of(rows)}, cost with an oracle, k = 12",
                 13 / oracle,
                 cost(free, rows, 12),
@@ -139,30 +139,30 @@ def _newer_vllm() -> Iterator[Cell]:
             )
 
 
-def steps() -> Section:
+def steps() -> PageSection:
     """Return the cells of whole steps that others measured."""
-    cells: list[Cell] = []
+    cells: list[Figure] = []
     skyrl = 400.7 - 310.1
     for name, engine in ENGINES.items():
         round_costs = model_of("qwen3-8b", "h100", engine)
         band = [3.32 / cost(round_costs, rows, 3, 3000) for rows in (8, 64)]
         why = "as Qwen3-8B with an EAGLE-3 head, 8 to 64 rows a GPU; it is Qwen3.5-9B with its own MTP head"
         middle = float(np.mean(band))
-        cells.append(Cell(f"SkyRL#1832, generation, {name}", 2.03, middle, "assumed", why=why))
+        cells.append(Figure(f"SkyRL#1832, generation, {name}", 2.03, middle, "assumed", why=why))
         step = 400.7 / (310.1 / middle + skyrl + 61.3 - 57.3)
-        cells.append(Cell(f"SkyRL#1832, step, {name}", 1.62, step, "assumed", why=why))
+        cells.append(Figure(f"SkyRL#1832, step, {name}", 1.62, step, "assumed", why=why))
     step = 400.7 / (152.4 + skyrl + 61.3 - 57.3)
     name, why = "SkyRL#1832, step, from the published generation and training", "all its stages, as published"
-    cells.append(Cell(name, 1.62, step, "assumed", 0.05, why=why))
+    cells.append(Figure(name, 1.62, step, "assumed", 0.05, why=why))
     share = (1 - 1 / 1.17) / (1 - 1 / 1.28)
     cells.append(
-        Cell("NVIDIA cohort 2026-08-23, 30B-A3B, EAGLE-3 k = 3: step", 1.17, step_speedup(share, 1.28), "fitted")
+        Figure("NVIDIA cohort 2026-08-23, 30B-A3B, EAGLE-3 k = 3: step", 1.17, step_speedup(share, 1.28), "fitted")
     )
     cohort = {"EAGLE-3 k = 5": (1.24, 1.14), "DFlash k = 5, in-domain": (1.63, 1.32), "DFlash k = 7": (1.62, 1.32)}
     cohort |= {"DSpark k = 5": (1.56, 1.30), "DFlash k = 5, as published": (1.36, 1.19)}
     for draft, (generation, published) in cohort.items():
         name = f"the same, {draft}: step, from the published generation"
-        cells.append(Cell(name, published, step_speedup(share, generation), "assumed", 0.05, why=GIVEN))
+        cells.append(Figure(name, published, step_speedup(share, generation), "assumed", 0.05, why=GIVEN))
     for name, engine in ENGINES.items():
         round_costs = model_of("qwen3-30b-a3b", "gb200", engine)
         for k, published in {3: 1.28, 5: 1.24}.items():
@@ -171,15 +171,17 @@ def steps() -> Section:
                 f"acceptance length {COHORT} at k = 3 (2.3 to 2.7 is published elsewhere), and {COHORT_POSITIONS} "
                 f"positions of a row; published: {COHORT_ROWS} rows an engine, at most 1,024 tokens"
             )
-            cells.append(Cell(f"the same, EAGLE-3 k = {k}: generation, {name}", published, value, "assumed", why=why))
+            cells.append(Figure(f"the same, EAGLE-3 k = {k}: generation, {name}", published, value, "assumed", why=why))
         value = 1.657 / cost(model_of("qwen3-235b-a22b", "gb200", engine, tensor=8), 16, 1, 4000)
         why = "16 rows, tensor 8. NVIDIA's own measurement against its projection: a round of k = 1 cost 1.68"
-        cells.append(Cell(f"NVIDIA note 2026-06-02, 235B, k = 1: generation, {name}", 0.986, value, "assumed", why=why))
+        cells.append(
+            Figure(f"NVIDIA note 2026-06-02, 235B, k = 1: generation, {name}", 0.986, value, "assumed", why=why)
+        )
     notes = [
         "A step follows from its generation to within a few percent. Generation in a given engine does not follow "
         "from sheets: the 235B note is the best counter-example to the paper's projection, and to ours."
     ]
-    return Section(
+    return PageSection(
         "Steps that others measured", "NovaSky-AI/SkyRL#1832; NVIDIA, #62140680971 and #60041381152", notes, cells
     )
 

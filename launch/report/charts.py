@@ -15,7 +15,7 @@ import numpy as np
 
 from launch.report.series import LARGEST, series
 from launch.run.metric_log import STANDARD_METRICS
-from launch.run.records import Run
+from launch.run.records import RunRecords
 
 Chart = dict[str, Any]
 CHARTS = importlib.resources.files("launch.report") / "charts.json"
@@ -24,7 +24,7 @@ BARS = 24  # at most
 STAGES = {"data": 6, "prepare": 4, "generation": 1, "reward": 5, "logprob": 3, "train": 2}
 
 
-def metric_series(run: Run) -> dict[str, Chart]:
+def metric_series(run: RunRecords) -> dict[str, Chart]:
     """Return the series of each metric that has values, and of `tokens_per_s`, the speed of whole steps."""
     unknown = np.full(len(run.steps), np.nan)
     tokens, seconds = (run.metrics.get(name, unknown) for name in ("rollout/tokens", "time/step"))
@@ -55,7 +55,7 @@ def line_charts(metrics: dict[str, Chart]) -> dict[str, list[Chart]]:
     return {title: [chart for chart in charts if chart["lines"]] for title, charts in sections.items()}
 
 
-def stage_bars(run: Run) -> list[Chart]:
+def stage_bars(run: RunRecords) -> list[Chart]:
     """Return a chart of the seconds of each stage, one stacked bar per probe step; none without probes.
 
     The `boxes` of a series are [left, right, bottom, top, text]. Bars of many steps are averaged in groups.
@@ -82,7 +82,7 @@ def stage_bars(run: Run) -> list[Chart]:
     return [{"title": "Stages of a step", "hint": hint, "series": parts, "span": (0, max(len(groups), 8)), "x": x}]
 
 
-def length_bars(run: Run) -> list[Chart]:
+def length_bars(run: RunRecords) -> list[Chart]:
     """Return a histogram of the completion lengths of the first and the last sampled step; none without samples."""
     samples = [sample for sample in run.samples if sample["lengths"]]
     if not samples:

@@ -13,7 +13,7 @@ import numpy as np
 from launch.cli.console import console
 from launch.report.charts import length_bars, line_charts, metric_series, stage_bars
 from launch.report.warnings import warnings
-from launch.run.records import Run, flat, read_run
+from launch.run.records import RunRecords, flat, read_run
 from models.files import write_atomically
 from specjax.parallel import processes
 from specjax.types import Writer
@@ -65,7 +65,7 @@ def try_report(directory: Path) -> None:
         console.print(f"report.html not written: {type(error).__name__}: {error}")
 
 
-def report_data(run: Run) -> dict[str, Any]:
+def report_data(run: RunRecords) -> dict[str, Any]:
     """Return what script.js draws, as JSON."""
     metrics = metric_series(run)
     return {
@@ -84,7 +84,7 @@ def report_data(run: Run) -> dict[str, Any]:
     }
 
 
-def _about(run: Run) -> list[str]:
+def _about(run: RunRecords) -> list[str]:
     starts = run.events_of("start")
     lines = [f"recipe {run.config.get('name')}, seed {run.config.get('seed')}"]
     if starts:
@@ -96,7 +96,7 @@ def _about(run: Run) -> list[str]:
     return lines
 
 
-def _key_figures(run: Run) -> Iterator[tuple[str, str]]:
+def _key_figures(run: RunRecords) -> Iterator[tuple[str, str]]:
     """Yield (value, label) of each key figure of the run, for the tiles at the top."""
     yield str(run.steps[-1] if len(run.steps) else 0), f"of {run.config.get('steps')} steps done"
     result = {name: value for _, values in run.events_of("result") for name, value in values.items()}
@@ -131,7 +131,7 @@ def _key_figures(run: Run) -> Iterator[tuple[str, str]]:
             yield show(float(values.sum())), label
 
 
-def _samples(run: Run) -> list[dict[str, Any]]:
+def _samples(run: RunRecords) -> list[dict[str, Any]]:
     """Return the completions of at most MOST steps, newest first: the first, the last, evenly spaced ones between."""
     logged = [sample for sample in run.samples if sample["completions"]]
     count = min(len(logged), MOST)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from launch.run.draft_alerts import acceptance_alarm
-from launch.run.records import Run
+from launch.run.records import RunRecords
 
 # Largest number of warnings shown; the others are only counted.
 MOST = 20
@@ -18,7 +18,7 @@ COUNTS = {
 GAPS = {"rollout/logprob_gap_mean": "on average", "rollout/sequence_logprob_gap_max": "over a sequence"}
 
 
-def warnings(run: Run) -> list[str]:
+def warnings(run: RunRecords) -> list[str]:
     """Return the warnings, one line each: damaged files first, then the others by step."""
     found = sorted([*run.events_of("warning"), *_draft_alarms(run), *_bad_steps(run)])
     lines = [text if f"step {step}" in text else f"step {step}: {text.strip()}" for step, text in found]
@@ -26,7 +26,7 @@ def warnings(run: Run) -> list[str]:
     return [*lines[:MOST], f"and {len(lines) - MOST} more"] if len(lines) > MOST else lines
 
 
-def _draft_alarms(run: Run) -> Iterator[tuple[int, str]]:
+def _draft_alarms(run: RunRecords) -> Iterator[tuple[int, str]]:
     """Yield a warning for each period in which the draft alarm was raised, with its first and last step."""
     steps, raised = run.measured("draft/alarm")
     changes = np.flatnonzero(np.diff(raised > 0, prepend=False, append=False))
@@ -36,7 +36,7 @@ def _draft_alarms(run: Run) -> Iterator[tuple[int, str]]:
         yield step, f"{acceptance_alarm(step, *rates)}. It lasted to step {steps[end - 1]}"
 
 
-def _bad_steps(run: Run) -> Iterator[tuple[int, str]]:
+def _bad_steps(run: RunRecords) -> Iterator[tuple[int, str]]:
     """Yield (first step, text) for counted failures, gaps of log-probs, and losses and gradients that are not finite.
 
     metrics.jsonl stores a value that is not finite as null. Loss and gradient are measured in every step that trains a
@@ -59,7 +59,7 @@ def _bad_steps(run: Run) -> Iterator[tuple[int, str]]:
             yield int(affected[0]), f"{name} was not finite in {_steps(affected)}"
 
 
-def _value_at(run: Run, metric: str, step: int) -> float | None:
+def _value_at(run: RunRecords, metric: str, step: int) -> float | None:
     steps, values = run.measured(metric)
     value = values[steps == step]
     return float(value[0]) if len(value) else None

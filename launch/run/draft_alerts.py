@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from launch.run.step_timer import Step
+from launch.run.step_timer import DispatchedStep
 from launch.setup.drafts.base import Draft
 from specjax.cost import Drafting, acceptance_length, batch_gain, expected_speedup
 from specjax.parallel import processes
@@ -85,7 +85,7 @@ class DraftSwitches:
         self._previous: list[int] | None = None  # draft length by phase in the step before
         self._speedup = "not measured yet"
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: DispatchedStep) -> None:
         # A custom rollout function may not report its draft lengths.
         if step.drafting is None or step.rollout.draft_length is None:
             return

@@ -18,7 +18,7 @@ from launch.run.console import explain_choice
 from launch.run.draft_alerts import slower_than_plain
 from launch.run.logs import RunLogs
 from launch.run.start import Start, checkpoint_extra
-from launch.run.step_timer import Metrics, Step
+from launch.run.step_timer import DispatchedStep, Metrics
 from launch.setup.experiment import Experiment
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
@@ -129,7 +129,7 @@ class TrainingLoop:
         metrics = metrics | {"time/data": data_s}
         if timed:
             metrics["time/step"] += data_s
-        self.logs.timer.dispatched(Step(number, start, metrics, trained, rollout, drafting))
+        self.logs.timer.dispatched(DispatchedStep(number, start, metrics, trained, rollout, drafting))
         if self.logs.samples.due(number):
             self.logs.timer.wait()
             self.logs.samples.write(number, trained, rollout)

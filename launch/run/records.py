@@ -34,7 +34,7 @@ EVENT = {
 
 
 @dataclass(frozen=True)
-class Run:
+class RunRecords:
     """Records of a run, finished or not.
 
     Attributes:
@@ -66,7 +66,7 @@ class Run:
         return [(line["step"], line[kind]) for line in self.events if kind in line]
 
 
-def read_run(directory: Path) -> Run:
+def read_run(directory: Path) -> RunRecords:
     """Read the records of a run; those that are damaged are left out and counted.
 
     Raises ConfigError if the directory is not a run's or its config.json is damaged.
@@ -80,7 +80,7 @@ def read_run(directory: Path) -> Run:
     damaged = list[str]()
     lines = _records(directory / METRICS_FILE, {}, damaged)
     names = list(dict.fromkeys(name for line in lines for name in line if name != "step"))
-    return Run(
+    return RunRecords(
         name=directory.resolve().name,
         config=config,
         steps=np.array([line["step"] for line in lines], np.int64),

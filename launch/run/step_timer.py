@@ -15,7 +15,7 @@ Metrics = dict[str, Any]
 
 
 @dataclass
-class Step:
+class DispatchedStep:
     """A training step that was dispatched to the device.
 
     start:    time.perf_counter() when it began.
@@ -42,14 +42,14 @@ class StepTimer:
     def __init__(
         self,
         log: Callable[[int, Mapping[str, Any]], dict[str, float | None]],
-        observers: Sequence[Callable[[Step], None]] = (),
+        observers: Sequence[Callable[[DispatchedStep], None]] = (),
     ) -> None:
         self._log_metrics, self._observers = log, observers
         self.logged: dict[str, float | None] = {}
-        self._pending: Step | None = None
+        self._pending: DispatchedStep | None = None
         self._last_end = 0.0
 
-    def dispatched(self, step: Step) -> None:
+    def dispatched(self, step: DispatchedStep) -> None:
         """Register a dispatched step, and log the one before it."""
         previous, self._pending = self._pending, step
         ended = [previous] if previous is not None and "time/step" not in previous.metrics else []
@@ -67,7 +67,7 @@ class StepTimer:
             jax.block_until_ready(step.metrics)
             self._record_times([step])
 
-    def _record_times(self, ended: Sequence[Step]) -> None:
+    def _record_times(self, ended: Sequence[DispatchedStep]) -> None:
         """Record the times of steps that were seen to have ended at the same moment: they share the time since then.
 
         So no step gets the time of another, and all times sum to the wall clock.
@@ -87,7 +87,7 @@ class StepTimer:
         self._log(self._pending, more)
         self._pending = None
 
-    def _log(self, step: Step | None, more: Metrics | None = None) -> None:
+    def _log(self, step: DispatchedStep | None, more: Metrics | None = None) -> None:
         if step is not None:
             step.metrics = processes.fetch(step.metrics)
             self.logged = self._log_metrics(step.number, step.metrics | (more or {}))
@@ -95,6 +95,6 @@ class StepTimer:
                 observe(step)
 
 
-def _has_ended(step: Step) -> bool:
+def _has_ended(step: DispatchedStep) -> bool:
     arrays = (x for x in step.metrics.values() if isinstance(x, jax.Array))
     return all(x.is_ready() for x in arrays)  # pyright: ignore[reportAttributeAccessIssue]

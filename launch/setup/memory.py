@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from launch.cli.errors import as_config_error
 from launch.setup.experiment import Experiment
 from launch.setup.state import abstract_state
-from specjax.parallel.memory import Part, bytes_per_device, check_memory, growing
+from specjax.parallel.memory import MemoryPart, bytes_per_device, check_memory, growing
 from specjax.parallel.mesh import batch_shards
 from specjax.rollout.plan import RolloutConfig, lay_out
 from specjax.rollout.send import copy_on
@@ -42,11 +42,11 @@ def check_training(experiment: Experiment) -> None:
         check_memory([*state, *_update(experiment, rows)], mesh)
 
 
-def _parameters(experiment: Experiment) -> Part:
+def _parameters(experiment: Experiment) -> MemoryPart:
     return _sharded("parameters", bytes_per_device(experiment.networks.params), experiment.mesh)
 
 
-def _ahead(experiment: Experiment, rows: Mapping[str, int]) -> list[Part]:
+def _ahead(experiment: Experiment, rows: Mapping[str, int]) -> list[MemoryPart]:
     """Return what the rollout mesh of an asynchronous run holds while the first of the rollouts under way is generated.
 
     The copies of the networks by which all of them are generated, the parts in which the newest copy arrives, which
@@ -64,17 +64,17 @@ def _ahead(experiment: Experiment, rows: Mapping[str, int]) -> list[Part]:
         )
         remedy += f", or asynchronous.lag = {lag} less"
     return [
-        Part(name, size, option, mesh.shape["tensor"], remedy),
+        MemoryPart(name, size, option, mesh.shape["tensor"], remedy),
         growing("rollouts that wait", waiting, {**rows, **_widths(experiment)}, "asynchronous.lag less"),
     ]
 
 
-def _sharded(name: str, size: int, mesh: Mesh) -> Part:
+def _sharded(name: str, size: int, mesh: Mesh) -> MemoryPart:
     """Return a part whose size is that of the networks, sharded by fsdp."""
-    return Part(name, size, "mesh.fsdp", mesh.shape["fsdp"], "must be more, or the networks smaller")
+    return MemoryPart(name, size, "mesh.fsdp", mesh.shape["fsdp"], "must be more, or the networks smaller")
 
 
-def _training_state(experiment: Experiment) -> list[Part]:
+def _training_state(experiment: Experiment) -> list[MemoryPart]:
     """Return the moments of the optimisers, the reference policy, and the rollouts kept for replay."""
     config, mesh, state = experiment.config, experiment.mesh, abstract_state(experiment)
     moments, reference = bytes_per_device(state.optimizer), bytes_per_device(state.reference)
@@ -89,7 +89,7 @@ def _training_state(experiment: Experiment) -> list[Part]:
 
 def _rollout(
     experiment: Experiment, rollout: RolloutConfig, prompts: int, rows: Mapping[str, int], mesh: Mesh
-) -> list[Part]:
+) -> list[MemoryPart]:
     """Return the caches of the phase that needs most, the logits of a verification, and the tokens."""
     policy, tensor = experiment.networks.policy, mesh.shape["tensor"]
     sequences = max(prompts * rollout.group_size // batch_shards(mesh), 1)
@@ -105,7 +105,7 @@ def _rollout(
     ]
 
 
-def _update(experiment: Experiment, rows: Mapping[str, int]) -> list[Part]:
+def _update(experiment: Experiment, rows: Mapping[str, int]) -> list[MemoryPart]:
     """Return the gradients, and the logits and the residual stream of a microbatch."""
     config, networks, mesh = experiment.config, experiment.networks, experiment.mesh
     options, width, decoder = {**rows, **_widths(experiment)}, sum(_widths(experiment).values()), networks.decoder

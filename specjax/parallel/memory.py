@@ -15,7 +15,7 @@ from specjax.types import PyTree
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
-class Part(NamedTuple):
+class MemoryPart(NamedTuple):
     """One part of what a program holds in memory at once.
 
     Attributes:
@@ -33,13 +33,13 @@ class Part(NamedTuple):
     remedy: str
 
 
-def growing(name: str, size: int, options: Mapping[str, int], other: str = "") -> Part:
+def growing(name: str, size: int, options: Mapping[str, int], other: str = "") -> MemoryPart:
     """Return a part that grows with several options. The message names the largest, and `other` ways to reduce it."""
     option = max(options, key=lambda name: options[name])
-    return Part(name, size, option, options[option], f"must be less{other and f', or {other}'}")
+    return MemoryPart(name, size, option, options[option], f"must be less{other and f', or {other}'}")
 
 
-def check_memory(parts: Sequence[Part], mesh: Mesh) -> None:
+def check_memory(parts: Sequence[MemoryPart], mesh: Mesh) -> None:
     """Raise ValueError if a device cannot hold all parts at once.
 
     The message names the largest part, and the option that makes it smaller.

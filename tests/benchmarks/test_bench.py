@@ -15,9 +15,9 @@ from rich.console import Console
 from benchmarks.bench import __main__ as bench
 from benchmarks.bench import plots
 from benchmarks.bench.model_flops import causal_pairs, device_sheet
-from benchmarks.bench.models import Networks, check_grid, random_networks, random_prompts
+from benchmarks.bench.models import BenchNetworks, check_grid, random_networks, random_prompts
 from benchmarks.bench.presets import LongTail, Preset
-from benchmarks.bench.report import Row, Section, print_section, where_it_fits
+from benchmarks.bench.report import BenchSection, Row, print_section, where_it_fits
 from benchmarks.bench.rollout_timer import ANY_LENGTH
 from benchmarks.bench.sections import decoding, layout
 from benchmarks.bench.sections.generation import acceptance
@@ -37,11 +37,11 @@ from tests.specjax.training import AS_SHIPPED
 
 
 @pytest.fixture(scope="module")
-def networks() -> Networks:
+def networks() -> BenchNetworks:
     return random_networks(SMALL)
 
 
-def test_the_floor_counts_what_a_round_and_a_copy_move(networks: Networks, monkeypatch: pytest.MonkeyPatch):
+def test_the_floor_counts_what_a_round_and_a_copy_move(networks: BenchNetworks, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("benchmarks.bench.sections.decoding.time_call", lambda run: (run(), 0.5)[1])
     copy = decoding.CopyBandwidth()
     assert copy.measure() == 2 * copy.nbytes * 8 / 0.5
@@ -57,7 +57,7 @@ def test_the_floor_counts_what_a_round_and_a_copy_move(networks: Networks, monke
     assert decoding.read_bytes(networks.policy, untied) == every
 
 
-def test_model_flops_are_those_of_the_traced_products(networks: Networks, monkeypatch: pytest.MonkeyPatch):
+def test_model_flops_are_those_of_the_traced_products(networks: BenchNetworks, monkeypatch: pytest.MonkeyPatch):
     """Traced attention multiplies masked pairs too, each pass computes its laws, and the last token needs no logits."""
     # On CPUs the angles of the rotary embedding pass through a product.
     monkeypatch.setenv("SPECJAX_KERNELS", "plain")
@@ -89,7 +89,7 @@ def test_a_device_is_found_by_the_name_that_its_driver_gives():
     assert device_sheet("gpu", "NVIDIA H1") is None
 
 
-def test_gradients_are_timed(networks: Networks):
+def test_gradients_are_timed(networks: BenchNetworks):
     section = update(networks, SMALL)
     assert [row["gradient"] for row in section.rows] == ["policy, remat none", "draft, 32 anchors", "draft, all tokens"]
     for row in section.rows:
@@ -98,7 +98,7 @@ def test_gradients_are_timed(networks: Networks):
 
 
 @pytest.mark.parametrize("k, rate", [(1, 0.3), pytest.param(3, 0.8, marks=pytest.mark.slow)])
-def test_acceptance_is_forced(networks: Networks, k: int, rate: float):
+def test_acceptance_is_forced(networks: BenchNetworks, k: int, rate: float):
     """The fraction of rounds that accept a position is the forced rate, within five standard deviations."""
     rows = 64
     config = RolloutConfig(group_size=1, max_new_tokens=64, draft_length=k)
@@ -117,7 +117,7 @@ def test_acceptance_is_forced(networks: Networks, k: int, rate: float):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("k, phases", [(0, ()), (3, ((4, ANY_LENGTH), (2, ANY_LENGTH)))])
-def test_lengths_are_forced(networks: Networks, k: int, phases: tuple[tuple[int, int], ...]):
+def test_lengths_are_forced(networks: BenchNetworks, k: int, phases: tuple[tuple[int, int], ...]):
     tail = LongTail(median=6, every=4)
     config = RolloutConfig(group_size=2, max_new_tokens=tail.longest, draft_length=k, phases=phases)
     prompts = random_prompts(networks, 8, 4)
@@ -133,8 +133,8 @@ def test_lengths_are_forced(networks: Networks, k: int, phases: tuple[tuple[int,
 
 
 @pytest.mark.slow
-def test_rounds_are_put_in_tables_and_plots(networks: Networks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    sections: dict[str, Section] = {}
+def test_rounds_are_put_in_tables_and_plots(networks: BenchNetworks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sections: dict[str, BenchSection] = {}
     for measure in (decoding.floor, decoding.verify, decoding.draft, acceptance):
         section = sections[measure.__name__] = measure(networks, SMALL)
         assert len({tuple(row) for row in section.rows}) == 1, "rows of one table have the same columns"
@@ -153,7 +153,7 @@ def test_rounds_are_put_in_tables_and_plots(networks: Networks, tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_layouts_are_put_in_a_table(networks: Networks):
+def test_layouts_are_put_in_a_table(networks: BenchNetworks):
     section = layout.layout(networks, replace(SMALL, gradients=False, repeats=1))
     names = ["phases", "windows", "queue", "fewer slots after a queue", "prefill shared by a group"]
     assert [row["what"] for row in section.rows] == names
@@ -168,7 +168,7 @@ def test_layouts_are_put_in_a_table(networks: Networks):
 @pytest.mark.parametrize(
     "make", [layout.phases, layout.windows, layout.queue, layout.phases_after_queue, layout.shared_prefill]
 )
-def test_compared_rollouts_do_the_same_work(networks: Networks, make: Callable[[Networks, Preset], Runs]):
+def test_compared_rollouts_do_the_same_work(networks: BenchNetworks, make: Callable[[BenchNetworks, Preset], Runs]):
     """Completions have the same lengths in both; only rounds, slots or prompts differ."""
 
     def lengths(run: Callable[[], Any]) -> np.ndarray:
@@ -184,7 +184,7 @@ def test_compared_rollouts_do_the_same_work(networks: Networks, make: Callable[[
 
 
 @pytest.mark.slow
-def test_the_ladder_gives_the_gradients_of_padded_rows(networks: Networks, monkeypatch: pytest.MonkeyPatch):
+def test_the_ladder_gives_the_gradients_of_padded_rows(networks: BenchNetworks, monkeypatch: pytest.MonkeyPatch):
     # With the emitters that tests turn off, XLA (jax 0.10.2) gets the gradient of a tied embedding wrong here.
     shipped = kernels.compiler_options(networks.policy.dtype) | AS_SHIPPED
     monkeypatch.setattr("specjax.kernels.cpu.compiler_options", lambda dtype: shipped)
@@ -211,14 +211,14 @@ def test_a_cell_that_does_not_fit_does_not_end_the_benchmark(capsys: pytest.Capt
     rows = [*full, *where_it_fits({"batch": 1}, lambda: [{"ms": 3.0}, {"ms": 5.0}])]
     assert rows == [{"batch": 256}, {"batch": 1, "ms": 3.0}, {"batch": 1, "ms": 5.0}]
     assert capsys.readouterr().err.splitlines()[-1] == "measured: batch 1, ms 5"
-    print_section(Section("a title", rows), Console())
+    print_section(BenchSection("a title", rows), Console())
     shown = [line.split() for line in capsys.readouterr().out.splitlines()[2:5]]
     assert shown == [["256", "-"], ["1", "3"], ["1", "5"]]
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
         where_it_fits({}, lambda: fails("INTERNAL: something else"))
 
 
-def test_a_cell_that_cannot_fit_is_not_tried(networks: Networks):
+def test_a_cell_that_cannot_fit_is_not_tried(networks: BenchNetworks):
     preset, tried = replace(SMALL, batches=(1, 10**9), contexts=(8, 10**9)), []
     check_grid(preset)
     rows = decoding._each_cell(networks, preset, lambda *cell: tried.append(cell) or [{"ms": 3.0}])
@@ -231,11 +231,11 @@ def test_everything_measured_is_kept_when_a_later_section_fails(
     pytest.importorskip("matplotlib")
     row = {"context": 8, "batch": 1, "tokens/s": 120.0, "why": None}
 
-    def measured(networks: Networks, preset: Preset) -> Section:
+    def measured(networks: BenchNetworks, preset: Preset) -> BenchSection:
         assert preset.batches == (3, 5) and preset.contexts == (7,)
-        return Section("a title", [row | {"share": (float(preset.repeats), 1.0, 9.0)}], ["note"])
+        return BenchSection("a title", [row | {"share": (float(preset.repeats), 1.0, 9.0)}], ["note"])
 
-    def fails(networks: Networks, preset: Preset) -> Section:
+    def fails(networks: BenchNetworks, preset: Preset) -> BenchSection:
         raise RuntimeError("broken")
 
     monkeypatch.setattr(bench, "SECTIONS", bench.SECTIONS | {"floor": measured, "verify": fails})

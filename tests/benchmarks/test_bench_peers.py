@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.bench.models import Networks, random_networks, random_prompts
+from benchmarks.bench.models import BenchNetworks, random_networks, random_prompts
 from benchmarks.bench.peers import load_peers, vllm
-from benchmarks.bench.peers.protocol import Checkpoint, Peer, Sampler, Unsupported
+from benchmarks.bench.peers.protocol import Peer, PeerCheckpoint, PeerSampler, Unsupported
 from benchmarks.bench.presets import LongTail
 from benchmarks.bench.sections.peers import PLAIN, _loaded_peers, peers, rollouts
 from benchmarks.bench.timers import rollout_timer
@@ -27,7 +27,7 @@ PACKAGES = {"tunix": "tunix", "huggingface": "torch", "vllm": "vllm"}
 
 
 @pytest.fixture(scope="module")
-def networks() -> Networks:
+def networks() -> BenchNetworks:
     """Return networks, untied and with large weights, so that greedy text does not repeat itself."""
     own = random_networks(replace(SMALL, decoder=replace(SMALL.decoder, tie_embeddings=False)))
     return replace(own, trained=replace(own.trained, policy=jax.tree.map(lambda x: 2 * x, own.trained.policy)))
@@ -39,7 +39,7 @@ def nothing_loaded():
 
 
 @pytest.mark.slow
-def test_absent_peers_have_rows_that_say_so(networks: Networks, monkeypatch: pytest.MonkeyPatch):
+def test_absent_peers_have_rows_that_say_so(networks: BenchNetworks, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("safetensors")
     for package in PACKAGES.values():
         monkeypatch.setitem(sys.modules, package, None)
@@ -50,14 +50,14 @@ def test_absent_peers_have_rows_that_say_so(networks: Networks, monkeypatch: pyt
     assert all(isinstance(rows[name]["tokens/s"], float) and not rows[name]["note"] for name in ours)
 
 
-def test_without_safetensors_all_are_absent(networks: Networks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_without_safetensors_all_are_absent(networks: BenchNetworks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "safetensors.numpy", None)
     found = load_peers(networks, tmp_path / "policy")
     assert len(found) == 6 and all(isinstance(peer, str) and "not installed" in peer for peer in found.values())
 
 
 @pytest.mark.slow
-def test_peers_generate_whole_rollouts_and_quarters(networks: Networks, monkeypatch: pytest.MonkeyPatch):
+def test_peers_generate_whole_rollouts_and_quarters(networks: BenchNetworks, monkeypatch: pytest.MonkeyPatch):
     asked: list[tuple[int, list[int]]] = []
 
     def generate(prompts: np.ndarray, lengths: np.ndarray, greedy: bool) -> np.ndarray:
@@ -65,7 +65,7 @@ def test_peers_generate_whole_rollouts_and_quarters(networks: Networks, monkeypa
         asked.append((len(prompts), lengths.tolist()))
         return np.zeros((len(prompts), lengths.max()), np.int32)
 
-    found = {"patient": Sampler(generate), "lonely": Sampler(generate, 1), "gone": "gone"}
+    found = {"patient": PeerSampler(generate), "lonely": PeerSampler(generate, 1), "gone": "gone"}
     monkeypatch.setattr("benchmarks.bench.sections.peers.load_peers", lambda *_: found)
     preset = replace(SMALL, tail=LongTail(median=4, factor=4, every=4), repeats=1)
     section = rollouts(networks, preset)
@@ -80,11 +80,11 @@ def test_peers_generate_whole_rollouts_and_quarters(networks: Networks, monkeypa
     assert section.notes[0].startswith("16 completions, one in 4 of 16 tokens, the others around 4; prompts of ")
 
 
-def test_a_peer_that_fails_ends_no_benchmark(networks: Networks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_peer_that_fails_ends_no_benchmark(networks: BenchNetworks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """This holds if it breaks while it is loaded or while it runs."""
     pytest.importorskip("safetensors")
 
-    def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
+    def load(checkpoint: PeerCheckpoint) -> tuple[PeerSampler, ...]:
         raise AttributeError("module has no attribute 'x'\nin another release")
 
     monkeypatch.setattr("benchmarks.bench.peers._peer", lambda name: SimpleNamespace(NAMES=(name,), load=load))
@@ -94,7 +94,7 @@ def test_a_peer_that_fails_ends_no_benchmark(networks: Networks, tmp_path: Path,
     def generate(prompts: np.ndarray, lengths: np.ndarray, greedy: bool) -> np.ndarray:
         raise MemoryError
 
-    monkeypatch.setattr("benchmarks.bench.sections.peers.load_peers", lambda *_: {"large": Sampler(generate)})
+    monkeypatch.setattr("benchmarks.bench.sections.peers.load_peers", lambda *_: {"large": PeerSampler(generate)})
     rows = {row["sampler"]: row for row in peers(networks, replace(SMALL, repeats=1)).rows}
     assert rows["large"]["note"] == "MemoryError: no reason given" and rows["large"]["tokens/s"] is None
     assert isinstance(rows[PLAIN]["tokens/s"], float)
@@ -117,7 +117,7 @@ def test_vllm_gets_the_length_of_each_row():
     assert tokens.tolist() == [[5, 5, 5], [5, 0, 0]]
 
 
-def check_same_tokens(peer: Peer, networks: Networks, directory: Path) -> None:
+def check_same_tokens(peer: Peer, networks: BenchNetworks, directory: Path) -> None:
     """Verify that all samplers of the peer give our greedy tokens, which would differ with other weights."""
     prompts = random_prompts(networks, 1, 5)
     save_policy(directory, networks.trained.policy, networks.decoder)
@@ -126,7 +126,7 @@ def check_same_tokens(peer: Peer, networks: Networks, directory: Path) -> None:
     assert len(set(expected[0])) > 3
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        samplers = peer.load(Checkpoint(networks.decoder, directory))
+        samplers = peer.load(PeerCheckpoint(networks.decoder, directory))
         assert len(samplers) == len(peer.NAMES)
         for sampler in samplers:
             given = np.asarray(prompts.tokens), np.array([12])
@@ -135,14 +135,14 @@ def check_same_tokens(peer: Peer, networks: Networks, directory: Path) -> None:
             assert sampled.shape == expected.shape and (sampled != expected).any()
 
 
-def test_hugging_face_runs_our_weights(networks: Networks, tmp_path: Path):
+def test_hugging_face_runs_our_weights(networks: BenchNetworks, tmp_path: Path):
     pytest.importorskip("torch")
     from benchmarks.bench.peers import huggingface
 
     check_same_tokens(huggingface, networks, tmp_path / "policy")
 
 
-def test_tunix_runs_our_weights(networks: Networks, tmp_path: Path):
+def test_tunix_runs_our_weights(networks: BenchNetworks, tmp_path: Path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pytest.importorskip("tunix")
@@ -153,4 +153,4 @@ def test_tunix_runs_our_weights(networks: Networks, tmp_path: Path):
         check_same_tokens(tunix, networks, tmp_path / "policy")
     other = replace(networks.decoder, rope_theta=1e4)
     with refuses("only Qwen3 with rope_theta 1e+06", Unsupported):
-        tunix.load(Checkpoint(other, tmp_path / "policy"))
+        tunix.load(PeerCheckpoint(other, tmp_path / "policy"))

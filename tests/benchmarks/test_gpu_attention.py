@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from benchmarks.bench.presets import PRESETS
-from benchmarks.gpu.attention import Attend, Cell, candidates, masked_cudnn, two_parts
+from benchmarks.gpu.attention import Attend, AttentionCell, candidates, masked_cudnn, two_parts
 from specjax.cache import View, decode_view
 from specjax.kernels import cudnn, plain
 from specjax.parallel.mesh import BATCH_AXES
@@ -38,7 +38,7 @@ def attended(count: int, dtype: Any = np.float32) -> tuple[jax.Array, LayerCache
 @pytest.mark.parametrize("queries", [1, 3])
 def test_all_implementations_of_attention_agree(queries: int):
     preset = PRESETS["tiny"]
-    cells = [Cell(name, attend, preset, 2, 5, queries, 1) for name, attend in candidates().items()]
+    cells = [AttentionCell(name, attend, preset, 2, 5, queries, 1) for name, attend in candidates().items()]
     assert len(cells) > 1
     for cell in cells:
         np.testing.assert_allclose(cell.once, cells[0].once, atol=1e-5)

@@ -10,8 +10,8 @@ from benchmarks import algorithms, lag
 from configs.override import override
 
 
-def run(lag_: int, seed: int, after: float) -> lag.Run:
-    return lag.Run(lag_, seed, after, gap=1e-3, ratio_max=1.5, acceptance=1.2, seconds=1.0, accuracy=[after])
+def run(lag_: int, seed: int, after: float) -> lag.LagRun:
+    return lag.LagRun(lag_, seed, after, gap=1e-3, ratio_max=1.5, acceptance=1.2, seconds=1.0, accuracy=[after])
 
 
 def test_an_accuracy_below_the_spread_of_the_seeds_is_marked() -> None:

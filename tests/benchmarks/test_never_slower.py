@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks.networks import VOCAB, small
-from benchmarks.never_slower import MESH, Cell, Job, measure
+from benchmarks.never_slower import MESH, DraftCell, Job, measure
 from launch.setup.networks import Networks
 from specjax.drafters import NGramDrafter
 from specjax.types import Params
@@ -23,8 +23,8 @@ def test_a_cell_has_every_step_at_every_draft_length():
 
 
 def test_the_best_fixed_length_is_the_closest_to_the_automatic_choice():
-    assert Cell({0: [0.8, 1.5], 1: [1.4, 1.4], 2: [1.6, 0.9]}, chosen=[0, 2], alpha=[1.0, 1.5]).best == 0
-    assert Cell({0: [1.2, 1.5], 1: [1.4, 1.4], 2: [1.6, 0.9]}, chosen=[0, 2], alpha=[1.0, 1.5]).best == 2
+    assert DraftCell({0: [0.8, 1.5], 1: [1.4, 1.4], 2: [1.6, 0.9]}, chosen=[0, 2], alpha=[1.0, 1.5]).best == 0
+    assert DraftCell({0: [1.2, 1.5], 1: [1.4, 1.4], 2: [1.6, 0.9]}, chosen=[0, 2], alpha=[1.0, 1.5]).best == 2
 
 
 def test_a_step_is_the_mean_of_its_pairs(monkeypatch: pytest.MonkeyPatch):
@@ -35,4 +35,4 @@ def test_a_step_is_the_mean_of_its_pairs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Job, "seconds", np.array([[1.0]], np.float32))
     monkeypatch.setattr(Job, "programs", [dict.fromkeys(("auto", "plain"), lambda *_: rollout)])
     job: Any = Job(None, slots=2, budget=4, draft_lengths=(0,))  # pyright: ignore[reportArgumentType]
-    assert measure(job, Params({}, {}), steps=1, repeats=2) == Cell({0: [pytest.approx(1.0)]}, [0], [1.0])
+    assert measure(job, Params({}, {}), steps=1, repeats=2) == DraftCell({0: [pytest.approx(1.0)]}, [0], [1.0])

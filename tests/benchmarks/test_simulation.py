@@ -5,7 +5,7 @@ import pytest
 
 from benchmarks.simulation.acceptance import acceptance_length, first_rate, predict_length, tokens_per_round
 from benchmarks.simulation.lengths import Lengths, with_mean
-from benchmarks.simulation.rollout import Layout, carry_over, simulate
+from benchmarks.simulation.rollout import SlotLayout, carry_over, simulate
 from benchmarks.simulation.step import step_seconds
 from benchmarks.simulation.surface import Surface
 from tests.refusals import refuses
@@ -19,7 +19,7 @@ def affine(fixed: float = 1.0, row: float = 0.1, position: float = 1e-4, draft: 
 def rollout(lengths: np.ndarray, rate: float, *ks: int, slots: int = 8, phases: tuple[int, ...] = (), cost=None):
     surface = Surface(cost or affine(), slots, lengths.max() + 10, ks)
     gains = np.stack([np.full(lengths.shape, float(acceptance_length(rate, k))) for k in ks])
-    return simulate(lengths, gains, surface, Layout(slots, phases), 10.0)
+    return simulate(lengths, gains, surface, SlotLayout(slots, phases), 10.0)
 
 
 LENGTHS = Lengths(100.0, 0.8, 400.0).draw((3, 8), 0)
@@ -99,7 +99,7 @@ def test_the_best_draft_length_of_each_moment():
 
 def test_carry_over():
     """Without a tail to wait for, a step takes less; what is left is not lost."""
-    surface, layout = Surface(affine(), 8, 500, (0,)), Layout(8)
+    surface, layout = Surface(affine(), 8, 500, (0,)), SlotLayout(8)
     ones = np.ones((1, *LENGTHS.shape))
     whole = carry_over(LENGTHS, ones, surface, layout, 10.0, 0.0)
     assert whole == pytest.approx(simulate(LENGTHS, ones, surface, layout, 10.0).seconds)

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from benchmarks.simulator_validation.__main__ import PAGE, RESULTS, ROOT, sections, sections_without_mechanisms
-from benchmarks.simulator_validation.cells import WIDE, Cell, Section
+from benchmarks.simulator_validation.cells import WIDE, Figure, PageSection
 from benchmarks.simulator_validation.page import page, results
 
 FOUND: dict[str, Any] = json.loads(RESULTS.read_text())
-SECTIONS = {section["title"]: [Cell(**cell) for cell in section["cells"]] for section in FOUND["sections"]}
+SECTIONS = {section["title"]: [Figure(**cell) for cell in section["cells"]] for section in FOUND["sections"]}
 
 
-def cells(title: str, *parts: str) -> list[Cell]:
+def cells(title: str, *parts: str) -> list[Figure]:
     return [cell for cell in SECTIONS[title] if all(part in cell.name for part in parts)]
 
 
-def worst(found: list[Cell]) -> float:
+def worst(found: list[Figure]) -> float:
     errors = [abs(cell.error) for cell in found if cell.error is not None and cell.kind != "fitted"]
     assert errors
     return max(errors)
@@ -95,7 +95,7 @@ def test_the_simulator_still_gives_these_results():
     assert compare(sections()) == list(SECTIONS)
 
 
-def compare(again: Iterable[Section]) -> list[str]:
+def compare(again: Iterable[PageSection]) -> list[str]:
     """Hold sections against those of the file; return their titles."""
     sections = results([*again])["sections"]
     for section in sections:

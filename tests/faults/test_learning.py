@@ -19,7 +19,7 @@ from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.evaluation.one_prompt import answer_prompt
 from launch.run.step_checks import ADVANTAGES, PATIENCE, LearningSignal
-from launch.run.step_timer import Step
+from launch.run.step_timer import DispatchedStep
 from launch.setup.experiment import build_experiment
 from specjax.drafters import NoDrafter
 from specjax.parallel.mesh import MeshConfig, make_mesh
@@ -131,7 +131,7 @@ def warned(config: RunConfig, *metrics: dict[str, float]) -> list[tuple[int, str
     said = list[tuple[int, str]]()
     signal = LearningSignal(config, lambda number, text: said.append((number, text)))
     for number, values in enumerate(metrics, start=1):
-        signal(Step(number, 0.0, {ADVANTAGES: 0, **values}, None, None))  # pyright: ignore[reportArgumentType]
+        signal(DispatchedStep(number, 0.0, {ADVANTAGES: 0, **values}, None, None))  # pyright: ignore[reportArgumentType]
     return said
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import launch.run.step_timer
 from launch.run.metric_log import MetricLog
-from launch.run.step_timer import Step, StepTimer
+from launch.run.step_timer import DispatchedStep, StepTimer
 
 SECONDS = (3.0, 1.0, 2.0, 1.0, 4.0, 1.0, 1.0)
 # Seconds that the host works before it takes a step's prompts, and from then to the step's call.
@@ -61,7 +61,7 @@ def times(monkeypatch: pytest.MonkeyPatch, blocking: list[bool]) -> tuple[list[f
         result = device.run(seconds)
         if blocks:
             device.wait(result)
-        timer.dispatched(Step(number, start, {"loss": result}, None, None))  # pyright: ignore[reportArgumentType]
+        timer.dispatched(DispatchedStep(number, start, {"loss": result}, None, None))  # pyright: ignore[reportArgumentType]
     timer.finish()
     return list(logged.values()), device.now
 

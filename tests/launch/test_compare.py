@@ -25,7 +25,7 @@ from launch.comparison.variants import StepTime
 from launch.rewards.reward_fn import make_reward
 from launch.setup.experiment import build_experiment
 from launch.setup.state import fresh_state
-from specjax.parallel.memory import Part
+from specjax.parallel.memory import MemoryPart
 from specjax.train.timed_step import StagedStep
 from specjax.types import Prompts, Rollout, TrainState
 from tests.launch.programs import FEW, LEAST, Options, Refusal, argv, flags, leave_run
@@ -192,7 +192,7 @@ def test_it_starts_from_a_distilled_draft_or_from_that_of_a_run(tmp_path: Path):
 def test_the_memory_of_both_kinds_of_step_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     checked = list[tuple[list[int], Mesh]]()
 
-    def check(parts: Sequence[Part], mesh: Mesh) -> None:
+    def check(parts: Sequence[MemoryPart], mesh: Mesh) -> None:
         checked.append(([part.size for part in parts], mesh))
         if len(checked) % 4 == 0:
             raise ValueError("enough = 4: checked")

@@ -11,7 +11,7 @@ import pytest
 from launch.run.console import StepPrinter
 from launch.run.draft_alerts import CAUSES, LEAST_ACCEPTANCE, DraftSwitches, slower_than_plain, wrongly_loaded
 from launch.run.metric_log import STANDARD_METRICS
-from launch.run.step_timer import Step
+from launch.run.step_timer import DispatchedStep
 from launch.setup.drafts.eagle3 import Eagle3Draft
 from launch.setup.drafts.model import ModelDraft
 from launch.setup.drafts.mtp import MTPDraft
@@ -36,7 +36,7 @@ def switch(switches: DraftSwitches, step: int, lengths: list[int], drafting: Dra
     rollout: Any = SimpleNamespace(draft_length=jnp.array([lengths]))
     prompts: Any = None
     metrics = {name.replace("__", "/"): value for name, value in metrics.items()}
-    switches(Step(step, 0.0, metrics, prompts, rollout, drafting))
+    switches(DispatchedStep(step, 0.0, metrics, prompts, rollout, drafting))
 
 
 def test_changes_of_a_phases_draft_length_are_explained() -> None:

@@ -17,7 +17,7 @@ from launch.cli.errors import RunStopped
 from launch.run.logs import RunLogs, check_lag
 from launch.run.loop import TrainingLoop
 from launch.run.start import Start
-from launch.run.step_timer import Step, StepTimer
+from launch.run.step_timer import DispatchedStep, StepTimer
 from specjax.train.asynchronous import MixedVersions
 from tests.refusals import refuses
 
@@ -227,7 +227,7 @@ def test_a_step_that_ends_within_its_call_is_timed_separately():
     for number, seconds in ((1, 0.2), (2, 0.1)):
         begin = time.perf_counter()
         time.sleep(seconds)
-        step: Any = Step(number, begin, {"reward/mean": ready}, nothing, nothing)  # pyright: ignore[reportArgumentType]
+        step: Any = DispatchedStep(number, begin, {"reward/mean": ready}, nothing, nothing)  # pyright: ignore[reportArgumentType]
         timer.dispatched(step)
     assert set(logged) == {1}
     timer.finish()

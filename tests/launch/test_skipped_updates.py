@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from launch.run.step_checks import KEPT_FILES, SkippedUpdates
-from launch.run.step_timer import Step
+from launch.run.step_timer import DispatchedStep
 from specjax.train.batch import TrainBatch
 from specjax.types import Prompts, Rollout
 
@@ -32,7 +32,7 @@ def run(guard: SkippedUpdates, skipped: list[tuple[int, int | None]]) -> None:
     """Log steps with these skipped updates: (policy's, draft's) per step; None if no draft is trained."""
     for step, (policy, draft) in enumerate(skipped, start=1):
         metrics = {"update/skipped": jnp.int32(policy)} | ({} if draft is None else {"draft/skipped": jnp.int32(draft)})
-        guard(Step(step, 0.0, metrics, PROMPTS, rollout(step)))
+        guard(DispatchedStep(step, 0.0, metrics, PROMPTS, rollout(step)))
 
 
 def saved_steps(directory: Path) -> list[int]:
@@ -44,7 +44,7 @@ def test_successive_skipped_updates_end_the_run(tmp_path: Path) -> None:
     run(guard, [(0, None), (1, None), (1, None), (0, None), (1, None), (1, None)])
     assert guard.reason is None
     for step, skipped in ((7, 1), (8, 0)):
-        guard(Step(step, 0.0, {"update/skipped": jnp.int32(skipped)}, PROMPTS, rollout(step)))
+        guard(DispatchedStep(step, 0.0, {"update/skipped": jnp.int32(skipped)}, PROMPTS, rollout(step)))
         said = guard.reason or ""
         assert said.startswith("step 7: ") and said.endswith(str(tmp_path / "skipped_step_7.npz"))
 
@@ -56,7 +56,7 @@ def test_batches_saved_after_the_resumed_step_are_dropped(tmp_path: Path) -> Non
     assert guard.reason is None and saved_steps(tmp_path) == list(range(13 - KEPT_FILES, 13))
     again = SkippedUpdates(tmp_path, 0, last_step=11)
     assert saved_steps(tmp_path) == list(range(13 - KEPT_FILES, 12))
-    again(Step(12, 0.0, {"update/skipped": jnp.int32(1)}, PROMPTS, rollout(12)))
+    again(DispatchedStep(12, 0.0, {"update/skipped": jnp.int32(1)}, PROMPTS, rollout(12)))
     assert saved_steps(tmp_path) == list(range(13 - KEPT_FILES, 13))
 
 

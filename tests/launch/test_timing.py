@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from benchmarks.bench.models import Networks, random_networks, random_prompts
+from benchmarks.bench.models import BenchNetworks, random_networks, random_prompts
 from benchmarks.bench.rollout_timer import RolloutTimer
 from benchmarks.bench.stubs import FreeDrafter
 from launch.costs.round_timer import RoundTimer, TimedRounds
@@ -22,7 +22,7 @@ from tests.benchmarks.presets import SMALL
 
 
 @pytest.fixture(scope="module")
-def networks() -> Networks:
+def networks() -> BenchNetworks:
     return random_networks(SMALL)
 
 
@@ -59,7 +59,7 @@ def test_startup_is_not_subtracted_if_noise_exceeds_it(total: float, startup: fl
 
 
 @pytest.mark.parametrize("blank", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_round_is_timed_without_its_start(networks: Networks, monkeypatch: pytest.MonkeyPatch, blank: bool):
+def test_a_round_is_timed_without_its_start(networks: BenchNetworks, monkeypatch: pytest.MonkeyPatch, blank: bool):
     """All kinds of rounds of a phase share a state. Another drafter's rounds change only the policy's part of it."""
     seen: dict[int, int] = {}
 
@@ -93,7 +93,7 @@ def test_a_round_is_timed_without_its_start(networks: Networks, monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_a_rollout_is_timed_on_the_prompts_and_noise_of_its_turn(networks: Networks):
+def test_a_rollout_is_timed_on_the_prompts_and_noise_of_its_turn(networks: BenchNetworks):
     config = RolloutConfig(group_size=2, max_new_tokens=6, draft_length=0)
     prompts = random_prompts(networks, 4, 4)
     turns = [jax.tree.map(lambda x, at=at: x[at : at + 2], prompts) for at in (0, 2)]

@@ -4,26 +4,26 @@ import importlib
 from pathlib import Path
 from typing import cast
 
-from benchmarks.bench.models import Networks
-from benchmarks.bench.peers.protocol import Checkpoint, Peer, Sampler, failure
+from benchmarks.bench.models import BenchNetworks
+from benchmarks.bench.peers.protocol import Peer, PeerCheckpoint, PeerSampler, failure
 from models.hf.save import save_policy
 
 PEERS = ("tunix", "huggingface", "vllm")
 
 
-def load_peers(networks: Networks, directory: Path) -> dict[str, Sampler | str]:
+def load_peers(networks: BenchNetworks, directory: Path) -> dict[str, PeerSampler | str]:
     """Return every peer's samplers by name, or the reason for the table why one cannot be measured.
 
     They load the policy from `directory`, to which it is written in Hugging Face layout.
     """
-    found: dict[str, Sampler | str] = {}
+    found: dict[str, PeerSampler | str] = {}
     try:
         save_policy(directory, networks.trained.policy, networks.decoder)
     except ImportError as error:
         return {name: str(error) for peer in PEERS for name in _peer(peer).NAMES}
     for peer in map(_peer, PEERS):
         try:
-            found |= zip(peer.NAMES, peer.load(Checkpoint(networks.decoder, directory)), strict=True)
+            found |= zip(peer.NAMES, peer.load(PeerCheckpoint(networks.decoder, directory)), strict=True)
         except Exception as error:
             found |= dict.fromkeys(peer.NAMES, failure(error))
     return found

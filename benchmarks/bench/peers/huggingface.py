@@ -8,14 +8,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.bench.peers.protocol import Checkpoint, Sampler
+from benchmarks.bench.peers.protocol import PeerCheckpoint, PeerSampler
 
 NAMES = ("Hugging Face", "Hugging Face, assistant", "Hugging Face, prompt lookup")
 # Draft length.
 DRAFTED = 3
 
 
-def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
+def load(checkpoint: PeerCheckpoint) -> tuple[PeerSampler, ...]:
     """Return the samplers of NAMES. The assistant is the policy cut to its first layer; acceptance is not forced."""
     torch, transformers = (importlib.import_module(name) for name in ("torch", "transformers"))
     transformers.utils.logging.set_verbosity_error()
@@ -31,9 +31,9 @@ def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
     assistant.generation_config.num_assistant_tokens_schedule = "constant"
     # Assisted generation and prompt lookup support only one row.
     return (
-        Sampler(partial(_generate, torch, policy, {})),
-        Sampler(partial(_generate, torch, policy, {"assistant_model": assistant}), most_rows=1),
-        Sampler(partial(_generate, torch, policy, {"prompt_lookup_num_tokens": DRAFTED}), most_rows=1),
+        PeerSampler(partial(_generate, torch, policy, {})),
+        PeerSampler(partial(_generate, torch, policy, {"assistant_model": assistant}), most_rows=1),
+        PeerSampler(partial(_generate, torch, policy, {"prompt_lookup_num_tokens": DRAFTED}), most_rows=1),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from models.config import DecoderConfig
 
 
-class Checkpoint(NamedTuple):
+class PeerCheckpoint(NamedTuple):
     """The policy in Hugging Face layout, written by `models.hf.save`."""
 
     decoder: DecoderConfig
@@ -18,7 +18,7 @@ class Checkpoint(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Sampler:
+class PeerSampler:
     """Sampler of a peer, which generates completions of given lengths.
 
     No token ends a completion. Tokens beyond a row's length do not count; most samplers run every row to the longest.
@@ -41,7 +41,7 @@ class Peer(Protocol):
 
     NAMES: tuple[str, ...]
 
-    def load(self, checkpoint: Checkpoint) -> tuple[Sampler, ...]: ...
+    def load(self, checkpoint: PeerCheckpoint) -> tuple[PeerSampler, ...]: ...
 
 
 class Unsupported(ValueError):

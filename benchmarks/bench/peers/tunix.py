@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.bench.peers.protocol import Checkpoint, Sampler, Unsupported
+from benchmarks.bench.peers.protocol import PeerCheckpoint, PeerSampler, Unsupported
 from models.config import DecoderConfig
 from specjax.parallel import processes
 
@@ -36,7 +36,7 @@ class Numbers:
         return NO_TOKEN
 
 
-def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
+def load(checkpoint: PeerCheckpoint) -> tuple[PeerSampler, ...]:
     """Load the weights with Tunix's safetensors reader. Every cache length needs its own Tunix sampler."""
     sampling = importlib.import_module("tunix.generate.sampler")
     networks = importlib.import_module("tunix.models.qwen3.model")
@@ -64,7 +64,7 @@ def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
         )
         return np.stack([processes.fetch(row) for row in output.tokens])
 
-    return (Sampler(generate),)
+    return (PeerSampler(generate),)
 
 
 def _config(networks: Any, decoder: DecoderConfig) -> Any:

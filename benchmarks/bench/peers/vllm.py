@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.bench.peers.protocol import Checkpoint, Sampler, Unsupported
+from benchmarks.bench.peers.protocol import PeerCheckpoint, PeerSampler, Unsupported
 
 NAMES = ("vLLM", "vLLM, prompt lookup")
 # Draft length.
@@ -15,7 +15,7 @@ DRAFTED = 3
 MEMORY_SHARE = 0.25
 
 
-def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
+def load(checkpoint: PeerCheckpoint) -> tuple[PeerSampler, ...]:
     """Start both engines of NAMES on the checkpoint, without a tokenizer."""
     vllm = importlib.import_module("vllm")
     options: dict[str, Any] = dict(
@@ -30,7 +30,7 @@ def load(checkpoint: Checkpoint) -> tuple[Sampler, ...]:
         engines = vllm.LLM(**options), vllm.LLM(**options, speculative_config=lookup)
     except (RuntimeError, ValueError) as error:
         raise Unsupported((str(error) or "it does not start").splitlines()[0]) from error
-    return tuple(Sampler(partial(_generate, vllm, engine)) for engine in engines)
+    return tuple(PeerSampler(partial(_generate, vllm, engine)) for engine in engines)
 
 
 def _generate(vllm: Any, engine: Any, prompts: np.ndarray, lengths: np.ndarray, greedy: bool) -> np.ndarray:

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.bench.models import Networks, fits
+from benchmarks.bench.models import BenchNetworks, fits
 from benchmarks.bench.presets import Preset
-from benchmarks.bench.report import NO_ROOM, Row, Section, ratio, where_it_fits
+from benchmarks.bench.report import NO_ROOM, BenchSection, Row, ratio, where_it_fits
 from benchmarks.bench.stubs import FreeDrafter
 from benchmarks.bench.timers import round_timer
 from launch.timing import interleaved, time_call
@@ -23,7 +23,7 @@ from specjax.types import Policy, PyTree
 COPIES = 8
 
 
-def floor(networks: Networks, preset: Preset) -> Section:
+def floor(networks: BenchNetworks, preset: Preset) -> BenchSection:
     """Measure autoregressive decoding: tokens/s, and the memory-bandwidth floor over the measured time."""
     copy, weights = CopyBandwidth(), read_bytes(networks.policy, networks.trained.policy)
 
@@ -52,10 +52,10 @@ def floor(networks: Networks, preset: Preset) -> Section:
         NO_ROOM,
     ]
     rows = _each_cell(networks, preset, measure)
-    return Section("autoregressive decoding against the memory-bandwidth floor", rows, notes)
+    return BenchSection("autoregressive decoding against the memory-bandwidth floor", rows, notes)
 
 
-def verify(networks: Networks, preset: Preset) -> Section:
+def verify(networks: BenchNetworks, preset: Preset) -> BenchSection:
     """Measure T(n)/T(1), where T(n) is the time to forward, verify and commit n tokens, without drafting."""
     free, lengths = FreeDrafter(networks.policy.vocab_size), [n - 1 for n in preset.verified]
 
@@ -67,10 +67,10 @@ def verify(networks: Networks, preset: Preset) -> Section:
         return [row | {"compile s": sum(timer.compile_seconds.values())}]
 
     rows = _each_cell(networks, preset, measure)
-    return Section("verification of n tokens over verification of one", rows, [NO_ROOM])
+    return BenchSection("verification of n tokens over verification of one", rows, [NO_ROOM])
 
 
-def draft(networks: Networks, preset: Preset) -> Section:
+def draft(networks: BenchNetworks, preset: Preset) -> BenchSection:
     """Measure the cost of a speculative round in plain rounds, the drafter's part, and the speed-up at given rates."""
     drafter, free, cells = networks.drafter, FreeDrafter(networks.policy.vocab_size), list[Cell]()
     kinds: dict[tuple[str, int], tuple[Drafter, int]] = {("plain", 0): (free, 0)}
@@ -107,7 +107,7 @@ def draft(networks: Networks, preset: Preset) -> Section:
         "at RATE: speed-up, tokens of a round over its cost, if a drafted token is accepted with that probability",
         NO_ROOM,
     ]
-    return Section("cost of drafting", rows, [*notes, *_cost_model_note(cells)])
+    return BenchSection("cost of drafting", rows, [*notes, *_cost_model_note(cells)])
 
 
 def _cost_model_note(cells: list[Cell]) -> list[str]:
@@ -123,7 +123,7 @@ def _cost_model_note(cells: list[Cell]) -> list[str]:
     ]
 
 
-def _each_cell(networks: Networks, preset: Preset, measure: Callable[[int, int], list[Row]]) -> list[Row]:
+def _each_cell(networks: BenchNetworks, preset: Preset, measure: Callable[[int, int], list[Row]]) -> list[Row]:
     """Return the rows of `measure(context, batch)` for every context and batch of the preset that fit in memory."""
     rows: list[Row] = []
     for context, batch in itertools.product(preset.contexts, preset.batches):

@@ -7,16 +7,16 @@ from functools import partial
 
 import numpy as np
 
-from benchmarks.bench.models import Networks, random_prompts
+from benchmarks.bench.models import BenchNetworks, random_prompts
 from benchmarks.bench.presets import Preset
-from benchmarks.bench.report import NO_ROOM, Row, Section, ratio, where_it_fits
+from benchmarks.bench.report import NO_ROOM, BenchSection, Row, ratio, where_it_fits
 from benchmarks.bench.rollout_timer import RolloutTime
 from benchmarks.bench.timers import rollout_timer
 from launch.timing import interleaved
 from specjax.rollout.plan import RolloutConfig
 
 
-def acceptance(networks: Networks, preset: Preset) -> Section:
+def acceptance(networks: BenchNetworks, preset: Preset) -> BenchSection:
     """Measure the speed-up over autoregressive decoding at forced acceptance rates."""
     title = f"speed-up at forced acceptance, batch {preset.batch}, {preset.prompt} + {preset.new} tokens"
     notes = [
@@ -25,10 +25,10 @@ def acceptance(networks: Networks, preset: Preset) -> Section:
         "whole completions including prefill, interleaved with autoregressive decoding",
         NO_ROOM,
     ]
-    return Section(title, where_it_fits({"k": None}, partial(_speedups, networks, preset)), notes)
+    return BenchSection(title, where_it_fits({"k": None}, partial(_speedups, networks, preset)), notes)
 
 
-def _speedups(networks: Networks, preset: Preset) -> list[Row]:
+def _speedups(networks: BenchNetworks, preset: Preset) -> list[Row]:
     """Return a row for each draft length and rate, measured interleaved with autoregressive decoding."""
     prompts = random_prompts(networks, preset.batch, preset.prompt)
     config = RolloutConfig(group_size=1, max_new_tokens=preset.new)

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.bench.models import Networks, random_prompts
+from benchmarks.bench.models import BenchNetworks, random_prompts
 from benchmarks.bench.presets import Preset
-from benchmarks.bench.report import NO_ROOM, Row, Section, ratio, where_it_fits
+from benchmarks.bench.report import NO_ROOM, BenchSection, Row, ratio, where_it_fits
 from benchmarks.bench.rollout_timer import ANY_LENGTH, shrinking
 from benchmarks.bench.timers import rollout_timer
 from launch.timing import interleaved, time_call
@@ -27,9 +27,9 @@ GROUP, DRAFTED, MICROBATCHES = 8, 3, 4
 Runs = tuple[Callable[[], object], Callable[[], object]]
 
 
-def layout(networks: Networks, preset: Preset) -> Section:
+def layout(networks: BenchNetworks, preset: Preset) -> BenchSection:
     """Measure the speed-up of each layout option: off and on interleaved, on the same work."""
-    makers: dict[str, Callable[[Networks, Preset], Runs]] = {
+    makers: dict[str, Callable[[BenchNetworks, Preset], Runs]] = {
         "phases": phases,
         "windows": windows,
         "queue": queue,
@@ -40,7 +40,7 @@ def layout(networks: Networks, preset: Preset) -> Section:
     if not preset.gradients:
         del makers["ladder in training"]
 
-    def measure(make: Callable[[Networks, Preset], Runs]) -> list[Row]:
+    def measure(make: Callable[[BenchNetworks, Preset], Runs]) -> list[Row]:
         run_off, run_on = make(networks, preset)
         measured = interleaved({"off": partial(time_call, run_off), "on": partial(time_call, run_on)}, preset.repeats)
         off, on = (float(np.median(times)) for times in measured.values())
@@ -57,14 +57,14 @@ def layout(networks: Networks, preset: Preset) -> Section:
     ]
     if not preset.gradients:
         notes.append("ladder not measured: this preset's gradients do not fit in memory beside its weights")
-    return Section("layout options, off and on", rows, notes)
+    return BenchSection("layout options, off and on", rows, notes)
 
 
 def _config(preset: Preset) -> RolloutConfig:
     return RolloutConfig(group_size=1, max_new_tokens=preset.tail.longest, draft_length=DRAFTED)
 
 
-def _decode(networks: Networks, preset: Preset, *plan: tuple[int, int]) -> Callable[[], Rollout]:
+def _decode(networks: BenchNetworks, preset: Preset, *plan: tuple[int, int]) -> Callable[[], Rollout]:
     """Return a function that runs the long-tailed rollout in the phases `plan`, each (slots, window)."""
     config = replace(_config(preset), phases=plan)
     prompts = random_prompts(networks, GROUP * preset.batch, preset.prompt)
@@ -76,12 +76,12 @@ def halving(slots: int) -> tuple[tuple[int, int], ...]:
     return tuple((slots >> i, ANY_LENGTH) for i in range(slots.bit_length()))
 
 
-def phases(networks: Networks, preset: Preset) -> Runs:
+def phases(networks: BenchNetworks, preset: Preset) -> Runs:
     """Return runs: all slots until the longest row ends (off), fewer slots as rows end (on)."""
     return _decode(networks, preset), _decode(networks, preset, *shrinking(GROUP * preset.batch))
 
 
-def windows(networks: Networks, preset: Preset) -> Runs:
+def windows(networks: BenchNetworks, preset: Preset) -> Runs:
     """Return runs: attention over all positions (off), first over those that most rows need (on)."""
     sequences = GROUP * preset.batch
     short_window = sequences, preset.prompt + 3 * preset.tail.median // 2
@@ -89,7 +89,7 @@ def windows(networks: Networks, preset: Preset) -> Runs:
     return _decode(networks, preset, *shrink), _decode(networks, preset, short_window, *shrink)
 
 
-def queue(networks: Networks, preset: Preset) -> Runs:
+def queue(networks: BenchNetworks, preset: Preset) -> Runs:
     """Return runs: batches one after another, each to its end (off), slots refilled as rows end (on)."""
     slots, rate = preset.batch, np.float32(preset.peer_rate)
     prompts = random_prompts(networks, GROUP * slots, preset.prompt)
@@ -101,12 +101,12 @@ def queue(networks: Networks, preset: Preset) -> Runs:
     return lambda: [timer.generate(turn, rate) for turn in range(GROUP)], _decode(networks, preset, (slots, ANY_LENGTH))
 
 
-def phases_after_queue(networks: Networks, preset: Preset) -> Runs:
+def phases_after_queue(networks: BenchNetworks, preset: Preset) -> Runs:
     """Return runs with a queue: the same slots until the longest row ends (off), fewer once no row waits (on)."""
     return _decode(networks, preset, (preset.batch, ANY_LENGTH)), _decode(networks, preset, *halving(preset.batch))
 
 
-def shared_prefill(networks: Networks, preset: Preset) -> Runs:
+def shared_prefill(networks: BenchNetworks, preset: Preset) -> Runs:
     """Return runs of short completions of long prompts: one prefill per sequence (off), one per group (on)."""
 
     def run(rows: int, group: int) -> Callable[[], Rollout]:
@@ -117,7 +117,7 @@ def shared_prefill(networks: Networks, preset: Preset) -> Runs:
     return run(GROUP * preset.batch, 1), run(preset.batch, GROUP)
 
 
-def ladder(networks: Networks, preset: Preset) -> Runs:
+def ladder(networks: BenchNetworks, preset: Preset) -> Runs:
     """Return runs of the gradient of both losses: rows padded to the longest (off), sorted and cut to buckets (on)."""
     tail, mesh = preset.tail, networks.mesh
     prompts = random_prompts(networks, GROUP * preset.batch, preset.prompt)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.bench.models import Networks, random_prompts
+from benchmarks.bench.models import BenchNetworks, random_prompts
 from benchmarks.bench.peers import load_peers
-from benchmarks.bench.peers.protocol import Sampler, failure
+from benchmarks.bench.peers.protocol import PeerSampler, failure
 from benchmarks.bench.presets import Preset
-from benchmarks.bench.report import NO_ROOM, Row, Section, ratio, where_it_fits
+from benchmarks.bench.report import NO_ROOM, BenchSection, Row, ratio, where_it_fits
 from benchmarks.bench.rollout_timer import RolloutTimer
 from benchmarks.bench.sections.layout import GROUP, halving
 from benchmarks.bench.timers import rollout_timer
@@ -34,14 +34,14 @@ NOTES = (
 PeerRuns = Mapping[str, Callable[[], object] | str]
 
 
-def peers(networks: Networks, preset: Preset) -> Section:
+def peers(networks: BenchNetworks, preset: Preset) -> BenchSection:
     """Measure tokens/s of completions of one length, ours and each peer's, and their ratio."""
 
-    def rows(found: Mapping[str, Sampler | str], batch: int) -> list[Row]:
+    def rows(found: Mapping[str, PeerSampler | str], batch: int) -> list[Row]:
         prompts, lengths = random_prompts(networks, batch, preset.prompt), np.full(batch, preset.new, np.int32)
         config = RolloutConfig(group_size=1, max_new_tokens=preset.new)
 
-        def run(sampler: Sampler) -> dict[str, Callable[[], object]]:
+        def run(sampler: PeerSampler) -> dict[str, Callable[[], object]]:
             return {"": partial(sampler.generate, processes.fetch(prompts.tokens), lengths, False)}
 
         our_timers = {
@@ -63,10 +63,10 @@ def peers(networks: Networks, preset: Preset) -> Section:
         NO_ROOM,
         _versions(),
     ]
-    return Section("completions of one length, against other samplers on the same weights", table, notes)
+    return BenchSection("completions of one length, against other samplers on the same weights", table, notes)
 
 
-def rollouts(networks: Networks, preset: Preset) -> Section:
+def rollouts(networks: BenchNetworks, preset: Preset) -> BenchSection:
     """Measure tokens/s of a long-tailed rollout. Peers take all sequences at once, and a quarter at a time."""
     tail, sequences = preset.tail, GROUP * preset.batch
     prompts = random_prompts(networks, sequences, preset.prompt)
@@ -82,7 +82,7 @@ def rollouts(networks: Networks, preset: Preset) -> Section:
         }
         lengths, tokens = processes.fetch((our_timers[PLAIN].generate(0, np.float32(0)).lengths, prompts.tokens))
 
-        def run(sampler: Sampler) -> dict[str, Callable[[], object]]:
+        def run(sampler: PeerSampler) -> dict[str, Callable[[], object]]:
             sizes = (sequences, sequences // 4)
             return {f", {size} at a time": partial(_in_parts, sampler, tokens, lengths, size) for size in sizes}
 
@@ -99,11 +99,11 @@ def rollouts(networks: Networks, preset: Preset) -> Section:
         NO_ROOM,
         _versions(),
     ]
-    return Section("long-tailed rollout, against other samplers on the same weights", table, notes)
+    return BenchSection("long-tailed rollout, against other samplers on the same weights", table, notes)
 
 
 @lru_cache(maxsize=1)
-def _loaded_peers(networks: Networks) -> Mapping[str, Sampler | str]:
+def _loaded_peers(networks: BenchNetworks) -> Mapping[str, PeerSampler | str]:
     """Load the peers once for both sections, because engines take time and memory."""
     with tempfile.TemporaryDirectory() as directory:
         return load_peers(networks, Path(directory) / "policy")
@@ -124,7 +124,7 @@ def _our_draft_lengths(preset: Preset) -> dict[str, int]:
 
 
 def _peer_runs(
-    found: Mapping[str, Sampler | str], rows: int, run: Callable[[Sampler], dict[str, Callable[[], object]]]
+    found: Mapping[str, PeerSampler | str], rows: int, run: Callable[[PeerSampler], dict[str, Callable[[], object]]]
 ) -> PeerRuns:
     """Return the runs of every peer by row name. run: makes a sampler's runs by suffix of its row name."""
     runs: dict[str, Callable[[], object] | str] = {}
@@ -176,7 +176,7 @@ def _compare(
     return [row(name) for name in (*our_timers, *peer_runs)]
 
 
-def _in_parts(sampler: Sampler, prompts: np.ndarray, lengths: np.ndarray, rows: int) -> None:
+def _in_parts(sampler: PeerSampler, prompts: np.ndarray, lengths: np.ndarray, rows: int) -> None:
     """Generate for all prompts, `rows` at a time."""
     for start in range(0, len(prompts), rows):
         sampler.generate(prompts[start : start + rows], lengths[start : start + rows], False)

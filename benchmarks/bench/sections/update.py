@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.bench.model_flops import device_sheet, draft_flops, policy_flops
-from benchmarks.bench.models import Networks, random_prompts
+from benchmarks.bench.models import BenchNetworks, random_prompts
 from benchmarks.bench.presets import Preset
-from benchmarks.bench.report import NO_ROOM, Row, Section, where_it_fits
+from benchmarks.bench.report import NO_ROOM, BenchSection, Row, where_it_fits
 from launch.timing import interval, time_call
 from models.config import Remat
 from models.decoder import make_policy
@@ -51,7 +51,7 @@ class Gradient(NamedTuple):
     microbatches: int = 1
 
 
-def update(networks: Networks, preset: Preset) -> Section:
+def update(networks: BenchNetworks, preset: Preset) -> BenchSection:
     """Measure gradients as a training step computes them: tokens/s, and model FLOPs per second as a share of the peak.
 
     Model FLOPs (benchmarks.bench.model_flops) leave out what is computed again: layers by remat, logits by chunks.
@@ -79,10 +79,10 @@ def update(networks: Networks, preset: Preset) -> Section:
         f"a batch has {preset.trained} tokens in {MICROBATCHES} microbatches, or one row; the draft gets a microbatch",
         NO_ROOM,
     ]
-    return Section("forward and backward of training", rows, notes)
+    return BenchSection("forward and backward of training", rows, notes)
 
 
-def policy_gradient(networks: Networks, preset: Preset, remat: Remat, context: int) -> Gradient:
+def policy_gradient(networks: BenchNetworks, preset: Preset, remat: Remat, context: int) -> Gradient:
     """Return the gradient of the policy's loss, accumulated over the microbatches of a batch."""
     rows = _microbatch_rows(preset, context)
     microbatches = max(1, preset.trained // (rows * context))
@@ -99,7 +99,7 @@ def policy_gradient(networks: Networks, preset: Preset, remat: Remat, context: i
     return Gradient(run, (params, batch), flops, microbatches)
 
 
-def head_gradient(networks: Networks, preset: Preset, anchors: int, context: int) -> Gradient:
+def head_gradient(networks: BenchNetworks, preset: Preset, anchors: int, context: int) -> Gradient:
     """Return the gradient of the draft's loss over one microbatch. Random values stand in for the policy's output."""
     assert isinstance(networks.drafter, HeadDrafter)
     rows, decoder, chunk = _microbatch_rows(preset, context), networks.decoder, min(LOGIT_CHUNK, context)
@@ -122,7 +122,7 @@ def head_gradient(networks: Networks, preset: Preset, anchors: int, context: int
     return Gradient(run, (networks.trained, _batch(networks, rows, context), output), flops)
 
 
-def _measure(networks: Networks, preset: Preset, make: Callable[[], Gradient], peak: float | None) -> list[Row]:
+def _measure(networks: BenchNetworks, preset: Preset, make: Callable[[], Gradient], peak: float | None) -> list[Row]:
     """Compile a gradient, time it, and return its row; an empty one if the device's memory is too small."""
     with kernels.quick_draws(networks.mesh):
         gradient = make()
@@ -156,7 +156,7 @@ def _microbatch_rows(preset: Preset, context: int) -> int:
     return max(1, preset.trained // MICROBATCHES // context)
 
 
-def _batch(networks: Networks, rows: int, context: int) -> TrainBatch:
+def _batch(networks: BenchNetworks, rows: int, context: int) -> TrainBatch:
     """Return rows of random tokens. All but the first are completion tokens."""
     tokens = random_prompts(networks, rows, context).tokens
     completion = jnp.broadcast_to(jnp.arange(context)[None] > 0, tokens.shape)
