@@ -20,7 +20,7 @@ from launch.setup.experiment import Experiment
 from launch.timing import interleaved, interval
 from specjax import NoDrafter, Params, Prompts, init_train_state, make_generate, make_train_step, seed_step
 from specjax.rollout.generate import make_prepare, per_shard
-from specjax.train.adaptation import DraftTrainingConfig
+from specjax.train.draft.schedule import DraftTrainingConfig
 
 # Draft training during RL: (schedule, fraction of the recipe's learning rate).
 MODES = {

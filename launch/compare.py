@@ -20,7 +20,7 @@ from launch.comparison.options import CompareArgs
 from launch.comparison.stage_times import VariantReport, time_variants
 from launch.comparison.variants import make_variants, round_costs
 from launch.rewards.reward_fn import make_pool, make_reward
-from launch.run.console import explain_choice
+from launch.run.draft_monitor import explain_choice
 from launch.run.networks import trained_networks
 from launch.run.pin_references import with_commits, with_step
 from launch.setup.experiment import Experiment, build_experiment

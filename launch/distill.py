@@ -21,8 +21,7 @@ from launch.cli.paths import check_policy_source, new_output_directory
 from launch.cli.recipe_options import DISTILL
 from launch.cli.signals import StopSignals
 from launch.cli.unfinished import UNFINISHED, Unfinished, exclusive_files, options_text
-from launch.distillation.offline import distill_offline
-from launch.distillation.options import DistillArgs
+from launch.distillation.offline import DistillArgs, distill_offline
 from launch.run.networks import restore_params, restore_policy
 from launch.run.pin_references import with_commits, with_step
 from launch.setup.experiment import Experiment, build_experiment

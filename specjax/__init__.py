@@ -18,9 +18,9 @@ from specjax.rollout.generate import make_generate
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
-from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.advantage import AdvantageConfig
 from specjax.train.config import TrainConfig
+from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.train.loss import LossConfig, LossFn, LossInputs, LossOutput, policy_loss
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.selection import SelectionConfig

@@ -74,7 +74,7 @@ class TrainState:
         optimizer:  Optimiser states, arranged like the parameters.
         reference:  Policy parameters that KL is measured against, never updated; or None.
         drafting:   State from which draft lengths are chosen (specjax.cost.Drafting); None if there is only one length.
-        adaptation: State that controls draft training (specjax.train.adaptation); None without a draft to train.
+        adaptation: State that controls draft training (specjax.train.draft.schedule); None without a draft to train.
         ahead:      Rollouts that wait for their updates (specjax.train.asynchronous), oldest first; on their own mesh.
         carried:    Groups that the newest rollout left unfinished (specjax.train.carry_over), on the mesh that
                     generates. None without carry-over.

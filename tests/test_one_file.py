@@ -19,10 +19,11 @@ from specjax.keys import seed_step
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
-from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.batch import TrainBatch
 from specjax.train.config import TrainConfig
-from specjax.train.gradients import LossContext, accumulate
+from specjax.train.draft.schedule import DraftTrainingConfig
+from specjax.train.gradients import accumulate
+from specjax.train.loss_context import LossContext
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.state import init_train_state
 from specjax.train.train_step import make_train_step

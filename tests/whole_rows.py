@@ -19,7 +19,9 @@ from specjax.log_probs import teacher_forced
 from specjax.sampling import SamplingLaw
 from specjax.testing.hlo import Program
 from specjax.train.batch import Sequences, TrainBatch
-from specjax.train.gradients import LossContext, accumulate, draft_gradient
+from specjax.train.draft.loss import draft_gradient
+from specjax.train.gradients import accumulate
+from specjax.train.loss_context import LossContext
 from specjax.types import Params, PyTree
 
 

@@ -37,7 +37,8 @@ from specjax.testing.lossless import assert_lossless
 from specjax.testing.policy import tiny_policy
 from specjax.testing.same import assert_same_rollout
 from specjax.train.batch import TrainBatch
-from specjax.train.gradients import LossContext, accumulate
+from specjax.train.gradients import accumulate
+from specjax.train.loss_context import LossContext
 from specjax.types import Params
 from specjax.verify import VerifierName
 

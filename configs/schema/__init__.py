@@ -15,8 +15,8 @@ from configs.schema.run import RunConfig
 from models.config import DecoderConfig
 from specjax.parallel.mesh import MeshConfig
 from specjax.sampling import SamplingLaw
-from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.advantage import AdvantageConfig
+from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.selection import SelectionConfig
 from specjax.train.updates import UpdateConfig

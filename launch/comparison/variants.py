@@ -19,8 +19,8 @@ from specjax.drafters import NoDrafter
 from specjax.parallel import processes
 from specjax.rewards import RewardFn
 from specjax.rollout.generate import Choice, place
-from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.config import TrainConfig
+from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.train.metrics import Metrics
 from specjax.train.stages import Stages
 from specjax.train.state import init_train_state

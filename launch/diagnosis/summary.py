@@ -9,6 +9,7 @@ from rich.table import Table
 
 from launch.diagnosis.acceptance import Rate
 from launch.diagnosis.findings import LOW, Finding
+from launch.setup.drafts.base import MORE_TRAINING
 from launch.setup.experiment import Experiment
 
 # Options of the run that a diagnosis may change.
@@ -85,7 +86,4 @@ def _without_faults(diagnosis: Diagnosis) -> str:
     agreement = diagnosis.by_position[0].predicted
     if not diagnosis.trainable or agreement is None or agreement >= LOW:
         return result
-    return (
-        f"{result} The overlap of draft and policy is only {agreement:.2f}: the draft needs more training on this "
-        "policy's answers (launch.distill, --draft-training.every)."
-    )
+    return f"{result} The overlap of draft and policy is only {agreement:.2f}: the draft needs {MORE_TRAINING}."

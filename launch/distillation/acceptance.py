@@ -16,7 +16,8 @@ from specjax.drafters import Drafter
 from specjax.keys import seed_step
 from specjax.parallel import processes
 from specjax.rollout.generate import make_generate
-from specjax.train.distill import make_predict
+from specjax.rollout.plan import RolloutConfig
+from specjax.train.draft.distill import make_predict
 from specjax.types import Params, Rollout
 
 # Largest answer length of the first bucket.
@@ -103,13 +104,17 @@ class DraftRecords(NamedTuple):
         return DraftRecords(*(x[which] for x in self))
 
 
+def at_longest(rollout: RolloutConfig) -> RolloutConfig:
+    """Return the options with the run's longest draft length in every round."""
+    return replace(rollout, draft_length=max(rollout.lengths), draft_lengths=())
+
+
 def check_counts(experiment: Experiment) -> None:
     """Raise ConfigError if a custom rollout function does not return the counts needed to measure acceptance."""
-    if (name := experiment.config.rollout.function) is None:
+    config = experiment.config
+    if (name := config.rollout.function) is None:
         return
-    rollout = experiment.config.rollout
-    options = replace(rollout, draft_length=max(rollout.lengths), draft_lengths=())
-    traced = experiment.trace_rollout(options, experiment.config.data.prompts, experiment.mesh)
+    traced = experiment.trace_rollout(at_longest(config.rollout), config.data.prompts, experiment.mesh)
     if traced.row_rounds is None or traced.drafted is None or traced.accepted is None:
         raise ConfigError(
             f"rollout.function = {name}: must return row_rounds, drafted and accepted, to measure acceptance"
@@ -132,11 +137,8 @@ def measure_acceptance(
     unfinished: progress of earlier processes, which is not repeated.
     """
     config, policy, mesh = experiment.config, experiment.networks.policy, experiment.mesh
-    rollout = experiment.config.rollout
-    law = replace(rollout.law, temperature=temperature)
-    options = replace(
-        rollout, law=law, group_size=config.eval.samples, draft_length=max(rollout.lengths), draft_lengths=()
-    )
+    law = replace(config.rollout.law, temperature=temperature)
+    options = replace(at_longest(config.rollout), law=law, group_size=config.eval.samples)
     table = experiment.held_out_prompts.first(config.eval.prompts)
     generate = make_generate(policy, drafter, options, mesh, experiment.rollout_fn)
     # About as many sequences at a time as in a step, because memory grows with them.
@@ -155,17 +157,15 @@ def measure_acceptance(
             phase.finish(state, tokens=int(np.sum(rollout.lengths)))
     completed, answers = DraftRecords.join(records), join_answers(answered)
 
-    microbatches, rows = config.distill.microbatches, config.distill.batch_size
     predicted_law = replace(law, temperature=temperature or NEARLY_GREEDY)
-    predict = make_predict(
-        policy, drafter, predicted_law, mesh, microbatches=microbatches, logit_chunk=config.logit_chunk
-    )
+    passes = {"microbatches": config.distill.microbatches, "logit_chunk": config.logit_chunk}
+    predict = make_predict(policy, drafter, predicted_law, mesh, **passes)
 
     def predicted(params: Params, which: str) -> float | None:
         # At temperature 0 all mass is on the likeliest token, which truncation keeps.
         if law.truncates and temperature > 0:
             return None
-        batches = list(answers.in_batches(rows))
+        batches = list(answers.in_batches(config.distill.batch_size))
         name = f"overlap at temperature {temperature} {which}"
         with unfinished.phase(name, len(batches), "batches") as phase:
             saved = phase.restore("sums")
@@ -188,18 +188,17 @@ def measure_acceptance(
 
 def count_drafts(records: DraftRecords) -> DraftCounts:
     """Return the counts over all sequences."""
-    lengths, rounds, drafted, accepted = records
-    tokens, total_rounds = int(lengths.sum() - len(lengths)), int(rounds.sum())
-    counts = list(zip(accepted.sum(axis=0).tolist(), drafted.sum(axis=0).tolist(), strict=True))
+    tokens, rounds = int(records.lengths.sum() - len(records.lengths)), int(records.rounds.sum())
+    drafted, accepted = records.drafted.sum(axis=0).tolist(), records.accepted.sum(axis=0).tolist()
     return DraftCounts(
-        sequences=len(lengths),
+        sequences=len(records.lengths),
         tokens=tokens,
-        rounds=total_rounds,
-        ended=int(accepted.sum()) + total_rounds - tokens,
-        drafted=[d for _, d in counts],
-        accepted=[a for a, _ in counts],
-        alpha=tokens / total_rounds if total_rounds else None,
-        rates=[a / d if d else None for a, d in counts],
+        rounds=rounds,
+        ended=sum(accepted) + rounds - tokens,
+        drafted=drafted,
+        accepted=accepted,
+        alpha=tokens / rounds if rounds else None,
+        rates=[a / d if d else None for a, d in zip(accepted, drafted, strict=True)],
     )
 
 

@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from launch.cli.compilation import CompileClock
 from launch.cli.unfinished import Unfinished
 from launch.data.responses import Answers, answers_of, join_answers
 from launch.distillation.cost import Work
 from launch.setup.experiment import Experiment
 from specjax.drafters import Drafter, NoDrafter
-from specjax.keys import SeedStep, seed_step
+from specjax.keys import seed_step
 from specjax.rollout.generate import make_generate
 from specjax.types import Params
 
@@ -25,47 +24,43 @@ class AnswerGenerator:
     """Generator of the policy's answers to training prompts, at the run's longest draft length.
 
     count: total number of answers to generate. Each batch of prompts gives `experiment.sequences` of them.
-    clock: excludes compilation from the measured time.
     keep:  called with the answers of each batch.
     """
 
-    def __init__(
-        self, experiment: Experiment, unfinished: Unfinished, count: int, clock: CompileClock, keep: Keep | None
-    ) -> None:
-        self._experiment, self._clock, self._keep = experiment, clock, keep
+    def __init__(self, experiment: Experiment, unfinished: Unfinished, count: int, keep: Keep | None) -> None:
+        self._experiment, self._keep = experiment, keep
         self._phase = unfinished.phase("answers", count // experiment.sequences, "batches")
         self._batches = experiment.train_batches()
         for _ in range(self._phase.done):
             next(self._batches)
         saved = self._phase.restore("answers")
         self._parts = [] if saved is None else [Answers(**saved)]
-        self.work = Work.restore(self._phase)
+        self.work = Work(self._phase)
         if keep is not None and self._parts:
             keep(self._parts[0])
 
     def generate(self, params: Params, drafter: Drafter, until: int) -> Answers:
         """Return the first `until` answers, including those of earlier processes. A batch's number keys its noise."""
-        options, per_batch = self._experiment.config.rollout, self._experiment.sequences
+        options, seed = self._experiment.config.rollout, self._experiment.config.seed
+        per_batch = self._experiment.sequences
         if self._phase.done * per_batch < until:
             length = 0 if isinstance(drafter, NoDrafter) else max(options.lengths)
             config = replace(options, draft_length=length, draft_lengths=())
             # Draw from the policy that is trained, not from an 8-bit copy of it for rollouts.
             policy = replace(self._experiment.networks.policy, eight_bit=None)
             generate = make_generate(policy, drafter, config, self._experiment.mesh, self._experiment.rollout_fn)
-            tokens = rounds = batches = 0
+            verified = rounds = 0
             with self._phase:
                 while self._phase.done * per_batch < until:
-                    with self.work.timed(self._clock):
+                    with self.work.timed():
                         prompts = next(self._batches)
-                        rollout = generate(params, prompts, self._noise())
+                        rollout = generate(params, prompts, seed_step(seed, FIRST_STEP + self._phase.done))
                         self._parts.append(answers_of(prompts, rollout))
                     if self._keep is not None:
                         self._keep(self._parts[-1])
                     generated = int(np.sum(rollout.lengths))
-                    tokens, rounds = tokens + generated, rounds + int(np.sum(rollout.verifications))
-                    batches += 1
                     # The first token of each answer comes from the prefill, not from a verification.
-                    verified = tokens - per_batch * batches
+                    verified, rounds = verified + generated - per_batch, rounds + int(np.sum(rollout.verifications))
                     self._phase.finish(
                         {"answers": vars(join_answers(self._parts)), "work": self.work.state},
                         tokens=generated,
@@ -73,7 +68,3 @@ class AnswerGenerator:
                         save=(self._phase.done + 1) * per_batch >= until,
                     )
         return join_answers(self._parts).first(until)
-
-    def _noise(self) -> SeedStep:
-        """Return the seed and step that key the noise of the next batch."""
-        return seed_step(self._experiment.config.seed, FIRST_STEP + self._phase.done)

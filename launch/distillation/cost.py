@@ -35,32 +35,27 @@ class DistillationCost:
     trained_tokens: int
 
 
-@dataclass
 class Work:
-    """Seconds (`compile_s` of them compiling) and tokens of a phase, summed over processes: saved with its state."""
+    """Seconds (`compile_s` of them compiling) and tokens of a phase, summed over processes and saved with its state."""
 
-    seconds: float = 0.0
-    compile_s: float = 0.0
-    tokens: int = 0
-
-    @classmethod
-    def restore(cls, phase: Phase) -> "Work":
-        """Return the work that earlier processes saved with the phase, as its part "work"."""
-        saved = phase.restore("work")
-        return cls() if saved is None else cls(**{name: value.item() for name, value in saved.items()})
+    def __init__(self, phase: Phase | None = None) -> None:
+        saved = None if phase is None else phase.restore("work")
+        values = {"seconds": 0.0, "compile_s": 0.0, "tokens": 0} if saved is None else saved
+        self.seconds, self.compile_s = float(values["seconds"]), float(values["compile_s"])
+        self.tokens, self._clock = int(values["tokens"]), CompileClock()
 
     @contextlib.contextmanager
-    def timed(self, clock: CompileClock) -> Iterator[None]:
+    def timed(self) -> Iterator[None]:
         """Add the seconds that the `with` block takes."""
-        clock.lap()
+        self._clock.lap()
         start = time.perf_counter()
         try:
             yield
         finally:
             self.seconds += time.perf_counter() - start
-            self.compile_s += clock.lap()
+            self.compile_s += self._clock.lap()
 
     @property
     def state(self) -> PyTree:
         """Return the values as arrays, for the phase to save."""
-        return {name: np.array(value) for name, value in vars(self).items()}
+        return {name: np.array(getattr(self, name)) for name in ("seconds", "compile_s", "tokens")}

@@ -1,26 +1,76 @@
 """Offline distillation: train a draft, save it, measure its acceptance on held-out prompts, report."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 
 from launch.cli.errors import ConfigError
-from launch.cli.paths import write_results
+from launch.cli.paths import check_checkpoint, check_writable, write_results
 from launch.cli.unfinished import Unfinished
 from launch.data.hub import hub_name
 from launch.data.json_lines import JsonLinesWriter
 from launch.data.responses import Answers, answer_records, load_answers
 from launch.distillation.acceptance import check_counts, measure_acceptance
-from launch.distillation.export import check_trained, made_for_distillation, remove_written, write_trained
-from launch.distillation.options import DistillArgs
+from launch.distillation.export import (
+    check_trained,
+    check_verifier,
+    made_for_distillation,
+    remove_written,
+    write_trained,
+)
 from launch.distillation.report import distillation_json, print_distillation
 from launch.distillation.trainer import check_distillation, distill
 from launch.setup.experiment import Experiment
 from models.checkpoints.made_for import state_made_for
+from models.hf.eagle3_dialects import Dialect
+from specjax.checkpoint import Which
+from specjax.options import Options
+from specjax.sampling import Temperature
 from specjax.types import Params
 
 REPORT = "distill.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillArgs(Options):
+    """Options that only launch.distill has. Its --out is a new or empty directory to write into.
+
+    Attributes:
+        checkpoint:      Run directory whose policy generates the answers. None: the policy of model.path.
+        checkpoint_step: Checkpoint of that run: newest, best or a step.
+        start:           Draft to start from: the recipe's, or the one in `checkpoint`.
+        dialect:         Also write an EAGLE-3 head in this layout; ours: only DIR/draft.
+        verifier:        Policy name to write in a speculators config. None: the policy's directory.
+        responses:       JSONL file of answers (prompt, response). None: generate them.
+        save_responses:  File for the generated answers.
+        temperatures:    Further temperatures at which acceptance is measured.
+    """
+
+    checkpoint: str | None = None
+    checkpoint_step: Which = "newest"
+    start: Literal["recipe", "checkpoint"] = "recipe"
+    dialect: Literal["ours", "specforge", "speculators"] = "ours"
+    verifier: str | None = None
+    responses: str | None = None
+    save_responses: str | None = None
+    temperatures: tuple[Temperature, ...] = (0.0, 0.6, 1.0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.responses is not None and self.save_responses is not None:
+            raise ValueError(f"save_responses = {self.save_responses}: must not be set together with responses")
+        if self.start == "checkpoint" and self.checkpoint is None:
+            raise ValueError("start = checkpoint: needs checkpoint; must be recipe otherwise")
+        check_verifier(self.verifier, self.dialect)
+        check_writable("save_responses", self.save_responses)
+        check_checkpoint(self.checkpoint, self.checkpoint_step)
+
+    @property
+    def public_dialect(self) -> Dialect | None:
+        """Return the additional layout to write; None: only ours."""
+        return None if self.dialect == "ours" else self.dialect
 
 
 def distill_offline(

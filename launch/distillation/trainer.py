@@ -5,19 +5,18 @@ from itertools import accumulate
 
 import numpy as np
 
-from launch.cli.compilation import CompileClock
 from launch.cli.errors import ConfigError
 from launch.cli.unfinished import Unfinished
 from launch.data.responses import Answers
 from launch.distillation.answers import AnswerGenerator, Keep
 from launch.distillation.cost import DistillationCost, Work
-from launch.distillation.reads import KeptReads, picks_of_step
+from launch.distillation.teacher_outputs import TeacherOutputCache, picks_of_step
 from launch.setup.draft_vocabulary import most_frequent
 from launch.setup.experiment import Experiment
 from launch.setup.memory import check_rollout
 from specjax.drafters import Drafter, NoDrafter
 from specjax.parallel.mesh import batch_shards
-from specjax.train.distill import init_distill_state, make_distill_step
+from specjax.train.draft.distill import init_distill_state, make_distill_step
 from specjax.train.optimizer import make_optimizer
 from specjax.types import Params, PyTree
 
@@ -89,13 +88,13 @@ def distill(
         trained:           the draft of `params` is trained, even if the recipe starts from random weights.
         keep:              called with the answers of each batch of prompts.
     """
-    clock, rows = CompileClock(), experiment.config.distill.batch_size
+    rows = experiment.config.distill.batch_size
     drafter, trainer, answers = experiment.networks.drafter, None, given
     can_draft = trained or experiment.networks.draft.read_from is not None
     # Numbers of answers, given or generated so far, at the end of each chunk.
     counts = [n * experiment.sequences for n in accumulate(_chunks(experiment))] if given is None else [len(given)]
     steps = experiment.config.distill.steps or -(-PASSES * counts[-1] // rows)
-    generator = AnswerGenerator(experiment, unfinished, counts[-1], clock, keep) if given is None else None
+    generator = AnswerGenerator(experiment, unfinished, counts[-1], keep) if given is None else None
     for number, count in enumerate(counts, start=1):
         if generator is not None:
             generating_drafter = drafter if can_draft or trainer is not None else NoDrafter()
@@ -105,7 +104,7 @@ def distill(
         if trainer is None:
             if choose_vocabulary:
                 drafter = with_vocabulary(experiment, answers)
-            trainer = DraftTrainer(experiment, drafter, params, steps, unfinished, clock)
+            trainer = DraftTrainer(experiment, drafter, params, steps, unfinished)
         trainer.train(answers, steps * number // len(counts))
     assert trainer is not None and answers is not None
     generating, training = Work() if generator is None else generator.work, trainer.work
@@ -138,40 +137,21 @@ class DraftTrainer:
     """Trainer of the draft of `params`. steps: total number of steps, for the learning-rate schedule."""
 
     def __init__(
-        self,
-        experiment: Experiment,
-        drafter: Drafter,
-        params: Params,
-        steps: int,
-        unfinished: Unfinished,
-        clock: CompileClock,
+        self, experiment: Experiment, drafter: Drafter, params: Params, steps: int, unfinished: Unfinished
     ) -> None:
-        config = experiment.config
+        config, policy, mesh = experiment.config, experiment.networks.policy, experiment.mesh
+        rows, microbatches = config.distill.batch_size, config.distill.microbatches
         optimizer = make_optimizer(config.draft_optimizer, steps)
-        self._policy, self._seed, self._rows = params.policy, config.seed, config.distill.batch_size
-        self._clock = clock
+        self._weights, self._seed, self._rows = params.policy, config.seed, rows
         self._phase = unfinished.phase("distillation", steps, "steps")
-        self.work = Work.restore(self._phase)
-        self._state = self._phase.restore("trainer", init_distill_state(params.draft, optimizer, experiment.mesh))
-        self._reads = KeptReads(
-            experiment.networks.policy,
-            experiment.mesh,
-            params.policy,
-            config.distill.batch_size,
-            config.rollout.max_new_tokens,
-            unfinished,
-            config.distill.microbatches,
-            config.ladder,
+        self.work = Work(self._phase)
+        self._state = self._phase.restore("trainer", init_distill_state(params.draft, optimizer, mesh))
+        budget, ladder = config.rollout.max_new_tokens, config.ladder
+        self._teacher = TeacherOutputCache(
+            policy, mesh, params.policy, rows, budget, unfinished, microbatches=microbatches, ladder=ladder
         )
-        self._step = make_distill_step(
-            experiment.networks.policy,
-            drafter,
-            experiment.config.rollout.law,
-            optimizer,
-            experiment.mesh,
-            microbatches=config.distill.microbatches,
-            logit_chunk=config.logit_chunk,
-        )
+        options = {"microbatches": microbatches, "logit_chunk": config.logit_chunk}
+        self._step = make_distill_step(policy, drafter, config.rollout.law, optimizer, mesh, **options)
 
     @property
     def draft(self) -> PyTree:
@@ -185,19 +165,19 @@ class DraftTrainer:
         """
         if self._phase.done >= self._phase.total:
             return
-        # Include chunks that earlier processes trained on: the same batches give bit-identical reads.
-        with self.work.timed(self._clock):
-            self._reads.extend(answers)
+        # Include chunks that earlier processes trained on: the same batches give bit-identical outputs.
+        with self.work.timed():
+            self._teacher.extend(answers)
         if self._phase.done >= until:
             return
         with self._phase:
             for number in range(self._phase.done, until):
-                with self.work.timed(self._clock):
+                with self.work.timed():
                     picks = picks_of_step(answers.lengths, self._rows, self._seed, number)
-                    batch, reads, anchors = self._reads.batch(answers, picks)
-                    self._state, metrics = self._step(self._state, self._policy, batch, reads, anchors)
+                    batch = self._teacher.batch(answers, picks)
+                    self._state, metrics = self._step(self._state, self._weights, batch)
                     loss, acceptance = float(metrics["loss/draft"]), float(metrics["draft/predicted_acceptance"])
-                tokens = int(np.sum(batch.completion))
+                tokens = int(np.sum(batch.sequences.completion))
                 self.work.tokens += tokens
                 note = f"loss {loss:.3f}, predicted acceptance {acceptance:.3f}"
                 state = {"trainer": self._state, "work": self.work.state}

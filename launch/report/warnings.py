@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from launch.run.draft_alerts import acceptance_alarm
+from launch.run.draft_monitor import acceptance_alarm
 from launch.run.records import RunRecords
 
 # Largest number of warnings shown; the others are only counted.

@@ -6,9 +6,7 @@ from statistics import fmean
 from rich.table import Column, Table
 
 from launch.cli.console import console
-from launch.run.draft_alerts import acceptance_alarm
-from specjax.cost import Drafting, acceptance_length, batch_gain, choose, expected_speedup
-from specjax.rollout.plan import Phase
+from launch.run.draft_monitor import acceptance_alarm
 
 HEADER = "  step   reward  accuracy  acceptance length  tokens/s  s/step"
 HEADER_EVERY = 20
@@ -77,23 +75,6 @@ def logprob_alarm(step: int, gap: float | None, sequence_gap: float | None) -> s
         "than the one that generated the samples: compute in float32, or look for a difference between the two "
         "forward passes"
     )
-
-
-def explain_choice(phases: Sequence[Phase], draft_lengths: Sequence[int], drafting: Drafting) -> str:
-    """Return one line per phase that explains its draft length by acceptance, gain and cost."""
-    alpha, speed = acceptance_length(drafting.acceptance, draft_lengths), expected_speedup(drafting, draft_lengths)
-    gained = batch_gain(drafting, draft_lengths)
-    lines = []
-    for number, (phase, index) in enumerate(zip(phases, choose(drafting, draft_lengths).tolist(), strict=True)):
-        cost = float(drafting.seconds[number, index] / drafting.seconds[number, 0])
-        others = ", ".join(f"{k}: {x:.2f}" for k, x in zip(draft_lengths, speed[number].tolist(), strict=True))
-        lines.append(
-            f"  draft length {draft_lengths[index]} at {phase.slots} slots of {phase.window} positions: "
-            f"acceptance length {float(alpha[index]):.2f}, {float(gained[number, index]):.2f} for the "
-            f"batch, at {cost:.2f} times the cost of a round at {draft_lengths[0]}; "
-            f"predicted speed by draft length {others}"
-        )
-    return "\n".join(lines)
 
 
 def _line(step: int, steps: Sequence[Values], timed: Sequence[Values]) -> str:

@@ -19,11 +19,10 @@ from launch.cli.console import console
 from launch.cli.signals import StopSignals
 from launch.data.prompts import prompt_text
 from launch.data.tokenizers import token_texts
-from launch.run.draft_alerts import DraftSwitches
-from launch.run.draft_share import DraftShare
+from launch.run.draft_monitor import DraftShare, DraftSwitches, first_step_check
 from launch.run.history import EVENTS_FILE, SAMPLES_FILE, cut_after
 from launch.run.metric_log import MetricLog, wandb_log
-from launch.run.step_checks import LearningSignal, SkippedUpdates, check_first_step, check_lag
+from launch.run.step_checks import LearningSignal, SkippedUpdates, check_lag
 from launch.run.step_timer import StepTimer
 from launch.setup.experiment import Experiment
 from specjax.parallel import processes
@@ -164,7 +163,7 @@ def open_logs(experiment: Experiment, directory: Path, last_step: int, signals: 
     resume_step = last_step if config.resume else None
     events, skipped = EventLog(directory, last_step), SkippedUpdates(directory, config.max_skipped, last_step)
     switches = DraftSwitches(experiment.phases, config.rollout.draft_lengths, events.warn)
-    checks = check_first_step(experiment, events.warn), partial(check_lag, config.asynchronous.lag)
+    checks = first_step_check(experiment, events.warn), partial(check_lag, config.asynchronous.lag)
     learning = LearningSignal(experiment.config, events.warn)
     with (
         wandb_log(config, directory) as also,

@@ -14,11 +14,10 @@ from launch.cli.unfinished import Unfinished
 from launch.costs.cost_table import CostTable
 from launch.data.batches import PromptPipeline
 from launch.evaluation.sampler import Evaluate
-from launch.run.console import explain_choice
-from launch.run.draft_alerts import slower_than_plain
+from launch.run.draft_monitor import explain_choice, report_speedup
 from launch.run.logs import RunLogs
 from launch.run.start import Start, checkpoint_extra
-from launch.run.step_timer import DispatchedStep, Metrics
+from launch.run.step_timer import DispatchedStep
 from launch.setup.experiment import Experiment
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
@@ -125,7 +124,8 @@ class TrainingLoop:
         if (compiling := self.clock.lap()) and not timed:
             console.print(f"compiled the step, or read it from the cache, in {compiling:.1f} s")
         if probing:
-            self.report_speedup(number, metrics)
+            speedup = float(metrics["perf/speedup_vs_autoregressive"])
+            report_speedup(number, speedup, self.experiment.config.rollout, self.logs.events.warn)
         metrics = metrics | {"time/data": data_s}
         if timed:
             metrics["time/step"] += data_s
@@ -159,14 +159,6 @@ class TrainingLoop:
                 explain_choice(self.experiment.phases, self.experiment.config.rollout.draft_lengths, state.drafting)
             )
         return state
-
-    def report_speedup(self, number: int, metrics: Metrics) -> None:
-        """Print the speed-up that a probe measured, or warn if a fixed draft length is slower than none."""
-        measured = float(metrics["perf/speedup_vs_autoregressive"])
-        if self.costs is not None:
-            console.print(f"  measured over all phases: {measured:.2f} times the speed of draft length 0")
-        elif said := slower_than_plain(measured, self.experiment.config.rollout.draft_length):
-            self.logs.events.warn(number, said)
 
     def profile_step(self, number: int, state: TrainState) -> TrainState:
         """Take a step and wait for it, with the JAX profiler on."""

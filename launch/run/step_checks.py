@@ -9,9 +9,7 @@ import numpy as np
 
 from configs.schema import RunConfig
 from launch.cli.errors import RunStopped
-from launch.run.draft_alerts import wrongly_loaded
 from launch.run.step_timer import DispatchedStep
-from launch.setup.experiment import Experiment
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
 
@@ -147,24 +145,6 @@ def nothing_learnt(config: RunConfig, steps: Sequence[Mapping[str, float]]) -> s
         f"WARNING: nothing was learnt from the last {len(steps)} steps, in which no sequence had an advantage other "
         f"than 0. {'; '.join(found) or 'The rewards differ, but not where they count'}"
     )
-
-
-def check_first_step(experiment: Experiment, warn: Callable[..., None]) -> Callable[[DispatchedStep], None]:
-    """Return an observer that warns after step 1 if the draft's checkpoint was loaded wrongly.
-
-    Later steps are not checked: by then the draft has been trained and differs from its files.
-    """
-
-    def check(step: DispatchedStep) -> None:
-        predicted = step.metrics.get("draft/predicted_acceptance")
-        if step.number == 1 and predicted is not None:
-            alarm = wrongly_loaded(
-                experiment.networks.draft, float(predicted), experiment.config.rollout.law.temperature
-            )
-            if alarm is not None:
-                warn(1, alarm, style="bold red")
-
-    return check
 
 
 def check_lag(lag: int | None, step: DispatchedStep) -> None:

@@ -29,8 +29,8 @@ from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
 from specjax.rollout.plan import Phase, RolloutConfig, lay_out
 from specjax.rollout.send import check_sizes
 from specjax.rollout.speculative import speculative_rollout
-from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.carry_over import nothing_carried, with_versions
+from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.train.loss import LossFn, policy_loss
 from specjax.types import Params, Prompts, Rollout
 

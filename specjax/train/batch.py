@@ -15,7 +15,7 @@ class Sequences:
 
     tokens:     int32 [R, S], prompt and completion, left-aligned, then zeros.
     completion: bool [R, S], True at completion tokens.
-    keys:       uint32 [R, 2], keys of the rows' draws of anchors (specjax.train.anchors); None: nothing is drawn.
+    keys:       uint32 [R, 2], keys of the rows' draws of anchors (specjax.train.draft.anchors); None: nothing is drawn.
     routes:     [R, S, M, A], experts of each token in the rollout (`Rollout.routes`); None: not recorded.
     """
 

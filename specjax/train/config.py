@@ -5,8 +5,8 @@ from typing import Annotated
 
 from specjax.options import MOST, Factor, NonNegative, Options, Positive, at_least, at_most
 from specjax.rollout.plan import RolloutConfig
-from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.advantage import AdvantageConfig
+from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.train.ladder import check_ladder
 from specjax.train.loss import LossConfig
 from specjax.train.optimizer import OptimizerConfig

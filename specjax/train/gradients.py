@@ -4,7 +4,7 @@ The draft's loss reads the policy's output through stop_gradient and is differen
 gradient is the same program whether the draft is trained or not.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,70 +13,16 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float
 
-from specjax.drafters import Drafter
-from specjax.drafters.base import Anchors, DraftLoss
-from specjax.log_probs import teacher_forced, token_log_probs, without_logits
-from specjax.sampling import SamplingLaw
-from specjax.train.adaptation import maybe_cond
-from specjax.train.anchors import draw_anchors
+from specjax.log_probs import token_log_probs, without_logits
 from specjax.train.batch import Sequences, TrainBatch, split
+from specjax.train.draft.loss import add_replay_gradient, gradient_and_sums, no_draft_sums
+from specjax.train.draft.schedule import maybe_cond
 from specjax.train.ladder import in_window, put_back, sorted_order, take_rows
-from specjax.train.loss import (
-    LossConfig,
-    LossFn,
-    LossInputs,
-    per_token_loss,
-    policy_loss,
-    token_weights,
-)
-from specjax.train.loss_sums import DraftSums, PolicySums, Sums, no_draft_sums, reduce_sums, sum_draft, sum_policy
+from specjax.train.loss import LossInputs, per_token_loss, token_weights
+from specjax.train.loss_context import LossContext
+from specjax.train.loss_sums import PolicySums, Sums, reduce_sums, sum_policy
 from specjax.train.routing import routed, sum_routing
-from specjax.types import Params, Policy, PolicyOutput, PyTree
-from specjax.verify import Verifier, VerifierName
-
-
-@dataclass(frozen=True)
-class LossContext:
-    """Functions and options that both losses share.
-
-    Attributes:
-        law:          the rollout's.
-        loss:         options of `loss_fn`.
-        loss_fn:      the policy's loss.
-        verifier:     the rollout's, which tells how many drafted tokens should have been accepted.
-        microbatches: parts in which a gradient is accumulated; any number gives the same.
-        ladder:       windows that a microbatch may be cut to (specjax.train.ladder); any gives the same gradient.
-        budget:       the most tokens that a completion may have; None for as many as a row.
-        logit_chunk:  positions of each row whose logits exist at a time (specjax.log_probs); 0 for all.
-        train_draft:  False: the draft's loss is measured alone, and its gradient is zero.
-        anchors:      completion tokens of each row at which the draft learns; 0 for all.
-    """
-
-    policy: Policy
-    drafter: Drafter
-    law: SamplingLaw
-    loss: LossConfig = LossConfig()
-    loss_fn: LossFn = policy_loss
-    verifier: VerifierName | Verifier = "rejection"
-    microbatches: int = 1
-    ladder: tuple[int, ...] = ()
-    budget: int | None = None
-    logit_chunk: int = 0
-    train_draft: bool = True
-    anchors: int = 0
-
-    def forward(self, weights: PyTree, sequences: Sequences) -> PolicyOutput:
-        """Run the policy over whole rows."""
-        routes = sequences.routes if self.loss.routing == "replay" else None
-        return teacher_forced(self.policy, weights, sequences.tokens, self.logit_chunk, routes)
-
-    def anchors_of(self, sequences: Sequences) -> Anchors | None:
-        """Draw the anchors of rows that have keys; None: the draft learns at every completion token."""
-        if not self.anchors:
-            return None
-        if sequences.keys is None:
-            raise ValueError(f"anchors = {self.anchors}: the sequences have no keys to draw them with")
-        return draw_anchors(sequences.keys, sequences.completion, self.anchors)
+from specjax.types import Params, PolicyOutput, PyTree
 
 
 def accumulate(
@@ -108,15 +54,9 @@ def accumulate(
     zeros = replace(jax.tree.map(jnp.zeros_like, params), memory=())
     gradients, parts = jax.lax.scan(add, zeros, split((batch, *weights), context.microbatches))
     if replay is not None and context.train_draft and jax.tree.leaves(params.draft):
-        rows = jax.vmap(partial(split, parts=context.microbatches))(replay)
-        rows = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), rows)
         with jax.named_scope("replay"):
-            draft = maybe_cond(
-                draft_due,
-                lambda total: add_draft_gradients(context, params, draft_tokens, total, rows)[0],
-                lambda total: total,
-                gradients.draft,
-            )
+            add_replay = partial(add_replay_gradient, context, params, draft_tokens, replay)
+            draft = maybe_cond(draft_due, add_replay, lambda total: total, gradients.draft)
         gradients = replace(gradients, draft=draft)
     return gradients, reduce_sums(parts)
 
@@ -138,21 +78,15 @@ def microbatch_gradients(
         policy, (output, policy_sums) = differentiate(context, params.policy, batch, *weights)
     if not jax.tree.leaves(params.draft):
         return Params(policy, params.draft), Sums(policy_sums, no_draft_sums())
-    zeros = jax.tree.map(jnp.zeros_like, params.draft)
     if context.anchors and not context.drafter.reads_logits and not isinstance(draft_due, bool):
         # Else the conditional keeps the logits alive, also in steps that do not train the draft.
         output = without_logits(context.policy, output, context.logit_chunk)
-
-    def study() -> tuple[PyTree, DraftSums]:
-        anchors = context.anchors_of(batch)
-        if context.train_draft:
-            gradient, result = draft_gradient(context, params, draft_tokens, batch, output, anchors)
-        else:
-            gradient, result = zeros, draft_loss(context, params, params.draft, batch, output, anchors)
-        return gradient, sum_draft(batch, result, anchors, context.verifier)
-
     with jax.named_scope("draft_gradient"):
-        draft, draft_sums = maybe_cond(draft_due, study, lambda: (zeros, no_draft_sums()))
+        draft, draft_sums = maybe_cond(
+            draft_due,
+            lambda: gradient_and_sums(context, params, draft_tokens, batch, output),
+            lambda: (jax.tree.map(jnp.zeros_like, params.draft), no_draft_sums()),
+        )
     return Params(policy, draft), Sums(policy_sums, draft_sums)
 
 
@@ -204,62 +138,6 @@ def loss_inputs(theta: Float[Array, "R T"], batch: TrainBatch) -> LossInputs:
     )
 
 
-def draft_loss(
-    context: LossContext,
-    params: Params,
-    draft: PyTree,
-    sequences: Sequences,
-    output: PolicyOutput,
-    anchors: Anchors | None,
-) -> DraftLoss:
-    """Return the loss of the parameters `draft`, and differentiate it in these alone.
-
-    output:  of the policy, through stop_gradient.
-    anchors: the completion tokens that count; None: all.
-    """
-    both = Params(jax.lax.stop_gradient(params.policy), draft, params.memory)
-    return context.drafter.loss(both, sequences.tokens, output, sequences.completion, context.law, anchors)
-
-
-def draft_gradient(
-    context: LossContext,
-    params: Params,
-    tokens: Float[Array, ""],
-    sequences: Sequences,
-    output: PolicyOutput,
-    anchors: Anchors | None,
-) -> tuple[PyTree, DraftLoss]:
-    """Return the gradient of the draft's loss divided by `tokens`, and the undivided loss."""
-
-    def mean(draft: PyTree) -> tuple[Array, DraftLoss]:
-        result = draft_loss(context, params, draft, sequences, output, anchors)
-        return result.loss / tokens, result
-
-    return jax.grad(mean, has_aux=True)(params.draft)
-
-
-def add_draft_gradients(
-    context: LossContext, params: Params, tokens: Float[Array, ""], total: PyTree, parts: Sequences
-) -> tuple[PyTree, tuple[Float[Array, "parts"], Float[Array, "parts"]]]:
-    """Add to `total` the draft's gradient over parts [n, R, ..], each by a forward of the policy of its own.
-
-    Returns the sum of both, and the loss and the overlap of each part.
-    """
-
-    def run(part: Sequences) -> tuple[PyTree, tuple[Array, Array]]:
-        with jax.named_scope("policy_forward"):
-            output = jax.lax.stop_gradient(context.forward(params.policy, part))
-        with jax.named_scope("draft_gradient"):
-            gradient, result = draft_gradient(context, params, tokens, part, output, context.anchors_of(part))
-        return gradient, (result.loss, jnp.sum(result.overlap))
-
-    def add(total: PyTree, part: Sequences) -> tuple[PyTree, tuple[Array, Array]]:
-        gradient, sums = in_window(run, context.ladder, part)
-        return jax.tree.map(jnp.add, total, gradient), sums
-
-    return jax.lax.scan(add, total, parts)
-
-
 def log_probs_of(context: LossContext, weights: PyTree, sequences: Sequences, mesh: Mesh) -> Float[Array, "R S"]:
     """Return log-probs of the completion tokens under these weights, with temperature alone; 0 elsewhere."""
     width = sequences.tokens.shape[1]
@@ -267,8 +145,8 @@ def log_probs_of(context: LossContext, weights: PyTree, sequences: Sequences, me
     def run(part: Sequences) -> Array:
         output = context.forward(weights, part)
         log_probs, _ = token_log_probs(weights, output, part.tokens, context.law)
-        kept = jnp.where(part.completion[:, 1:], log_probs, 0.0)
-        return jnp.pad(kept, ((0, 0), (1, width - part.tokens.shape[1])))
+        log_probs = jnp.where(part.completion[:, 1:], log_probs, 0.0)
+        return jnp.pad(log_probs, ((0, 0), (1, width - part.tokens.shape[1])))
 
     rows = Sequences(sequences.tokens, sequences.completion, routes=sequences.routes)
     order = sorted_order(rows, mesh, context.microbatches) if context.ladder else None

@@ -6,11 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from specjax.drafters.base import Anchors, DraftLoss, at_anchors
-from specjax.train.batch import TrainBatch
+from specjax.train.draft.loss import DraftSums
 from specjax.train.loss import LossConfig, LossInputs, kl_estimate
 from specjax.train.routing import RouterSums
-from specjax.verify import Verifier, VerifierName, find_verifier
 
 
 class PolicySums(NamedTuple):
@@ -53,28 +51,6 @@ class PolicySums(NamedTuple):
     def compared(self) -> tuple[Array, Array]:
         """Return the number of tokens and of sequences that gaps are measured of."""
         return (self.tokens, self.sequences) if self.current is None else self.current
-
-
-class DraftSums(NamedTuple):
-    """Sums over the completion tokens, estimated from anchors where these are drawn.
-
-    Attributes:
-        tokens:   Number of tokens.
-        loss:     Distillation loss.
-        overlap:  sum_v min(p, q), the expected acceptance at position 1.
-        measured: Number of tokens at which it was computed.
-        drafted:  Number of tokens that stood at position 1 of a draft; with anchors, of the anchors among them.
-        expected: Lower bound on the expected number of these that are accepted.
-        accepted: Number of these that were accepted.
-    """
-
-    tokens: Array
-    loss: Array
-    overlap: Array
-    measured: Array
-    drafted: Array
-    expected: Array
-    accepted: Array
 
 
 class Sums(NamedTuple):
@@ -132,26 +108,3 @@ def sum_policy(
         metrics=jax.tree.map(jnp.sum, metrics),
         current=counts,
     )
-
-
-def sum_draft(
-    batch: TrainBatch, result: DraftLoss, anchors: Anchors | None, verifier: VerifierName | Verifier
-) -> DraftSums:
-    """Sum what a microbatch reports of the draft."""
-    weight = batch.completion.astype(jnp.float32)
-    if anchors is not None:
-        weight = at_anchors(anchors, anchors.weight, batch.tokens.shape[1])
-    drafted = expected = accepted = jnp.float32(0)
-    if batch.proposed is not None and batch.accepted is not None:
-        compared = batch.proposed & (weight > 0)
-        drafted = jnp.sum(compared, dtype=jnp.float32)
-        expected = jnp.sum(jnp.where(compared, find_verifier(verifier).promises(result.overlap), 0.0))
-        accepted = jnp.sum(compared & batch.accepted, dtype=jnp.float32)
-    tokens = jnp.sum(batch.completion, dtype=jnp.float32)
-    overlap, measured = jnp.sum(weight * result.overlap), jnp.sum(weight > 0, dtype=jnp.float32)
-    return DraftSums(tokens, result.loss, overlap, measured, drafted, expected, accepted)
-
-
-def no_draft_sums() -> DraftSums:
-    """Return the sums of a step that neither trains nor measures the draft."""
-    return DraftSums(*[jnp.float32(0)] * len(DraftSums._fields))

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool
 
 from specjax.options import Fraction, NonNegative, Options, above, at_least, at_most
 from specjax.param_labels import hidden_matrices, matrices
-from specjax.train.adaptation import maybe_cond
+from specjax.train.draft.schedule import maybe_cond
 from specjax.types import Params, PyTree
 
 # Decay of a moment. The bound is below 1 in float32 too.

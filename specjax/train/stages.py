@@ -14,15 +14,17 @@ from specjax.parallel.mesh import batch_shards
 from specjax.rewards import RewardFn
 from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
 from specjax.rollout.speculative import speculative_rollout
-from specjax.train.adaptation import adapt, draft_is_due, replay_rows
 from specjax.train.advantage import group_advantages, token_advantages, zero_variance
-from specjax.train.anchors import with_keys
 from specjax.train.batch import ScoredSequences, Sequences, TrainBatch, join_completions
 from specjax.train.carry_over import carry_over_metrics, carry_over_of, whole_groups, with_carried, with_versions
 from specjax.train.config import TrainConfig
-from specjax.train.gradients import LossContext, accumulate, log_probs_of
+from specjax.train.draft.anchors import with_keys
+from specjax.train.draft.replay import replay_rows
+from specjax.train.draft.schedule import draft_is_due, update_schedule
+from specjax.train.gradients import accumulate, log_probs_of
 from specjax.train.ladder import sort_rows
 from specjax.train.loss import LossFn, kl_cost, policy_loss
+from specjax.train.loss_context import LossContext
 from specjax.train.loss_sums import Sums
 from specjax.train.metrics import Metrics, reward_metrics, rollout_metrics, update_metrics
 from specjax.train.optimizer import make_optimizers
@@ -185,22 +187,22 @@ class Stages:
         def gradients(params: Params, batch: TrainBatch, replay: Sequences | None) -> tuple[Params, Sums]:
             return accumulate(context, params, batch, due, replay)
 
-        kept = replay_rows(state)
+        replay = replay_rows(state)
         if context.anchors:
             seed_step = jnp.int32(config.seed), state.step
             batch = with_keys(batch, seed_step, 0)
-            kept = None if kept is None else with_keys(kept, seed_step, 1)
+            replay = None if replay is None else with_keys(replay, seed_step, 1)
         rows = sort_rows(batch, self.mesh, config.microbatches, updates.minibatches) if config.ladder else batch
         optimizers = optimizers_of(config)
         params, moments, report = run_updates(
-            gradients, optimizers, state.params, state.optimizer, rows, kept, train_draft, updates
+            gradients, optimizers, state.params, state.optimizer, rows, replay, train_draft, updates
         )
         with_draft = bool(jax.tree.leaves(state.params.draft))
         alarm = math.inf if self.lagging else config.gap_alarm, config.loss.by_sequence
         metrics = update_metrics(report, batch, *alarm, with_draft=with_draft, train_draft=train_draft)
         # Acceptance is predicted under the whole law, and for the networks of this step.
         draft, comparable = report.first_update.draft, not (config.rollout.law.truncates or self.lagging)
-        state, acceptance = adapt(config.draft_training, state, rows, draft, due, comparable=comparable)
+        state, acceptance = update_schedule(config.draft_training, state, rows, draft, due, comparable=comparable)
         step, reference = state.step + 1, state.reference
         if reference is not None and config.reference_every:
             renew = step % config.reference_every == 0

@@ -10,9 +10,9 @@ from jax.sharding import PartitionSpec as P
 
 from specjax.cost import Seconds, init_drafting
 from specjax.parallel.mesh import BATCH_AXES
-from specjax.train.adaptation import init_adaptation
 from specjax.train.carry_over import nothing_carried
 from specjax.train.config import TrainConfig
+from specjax.train.draft.schedule import init_draft_training
 from specjax.train.optimizer import moment_shardings
 from specjax.train.stages import optimizers_of
 from specjax.types import Params, PyTree, TrainState
@@ -110,6 +110,6 @@ def _initial(
         optimizer=Params(optimizers.policy.init(params.policy), optimizers.draft.init(params.draft)),
         reference=jax.tree.map(jnp.copy, params.policy) if with_reference else None,
         drafting=None if seconds is None else init_drafting(config.rollout.draft_lengths, seconds),
-        adaptation=init_adaptation(config.draft_training, rows) if jax.tree.leaves(params.draft) else None,
+        adaptation=init_draft_training(config.draft_training, rows) if jax.tree.leaves(params.draft) else None,
         carried=carried,
     )

@@ -68,7 +68,7 @@ PROGRAMS = {
     "train": Program(TRAIN, "", ("--out", "OUT"), "launch.train:record_config"),
     "distill": Program(
         DISTILL,
-        "launch.distillation.options:DistillArgs",
+        "launch.distillation.offline:DistillArgs",
         (*RUN, "--out", "OUT"),
         "launch.distillation.offline:distill",
         "launch.distill:starting_params",

@@ -16,7 +16,7 @@ from launch.data.problems import Problem
 from launch.data.responses import Answers, answer_records, answers_of, join_answers, load_answers
 from launch.data.tokenizers import CharacterTokenizer
 from launch.distillation.acceptance import DraftRecords, count_drafts, length_buckets
-from launch.distillation.reads import KeptReads, picks_of_step
+from launch.distillation.teacher_outputs import TeacherOutputCache, picks_of_step
 from launch.setup.draft_vocabulary import most_frequent
 from specjax.log_probs import teacher_forced
 from specjax.types import Rollout
@@ -48,8 +48,8 @@ def test_answers_from_a_file_make_the_same_batches(tmp_path: Path):
         expected = [*prompt, *tokens[row, :length].tolist()]
         assert made.tokens[row].tolist() == expected + [0] * (13 - len(expected))
         assert made.batch(np.array([row, -1])).completion.sum() == length
-    whole, twice = list(made.in_batches(4)), join_answers([made, made])
-    assert [int(batch.completion.sum()) for batch in whole] == [int(lengths[:4].sum()), int(lengths[4:].sum())]
+    batches, twice = list(made.in_batches(4)), join_answers([made, made])
+    assert [int(batch.completion.sum()) for batch in batches] == [int(lengths[:4].sum()), int(lengths[4:].sum())]
     assert len(twice) == 12 and len(twice.completions) == 2 * lengths.sum()
 
 
@@ -69,7 +69,7 @@ def test_passes_take_all_rows_in_batches_of_similar_length():
 @pytest.mark.parametrize("memory", [2**40, 0])
 def test_the_policys_forward_is_kept_once_for_each_answer(memory: int, monkeypatch: pytest.MonkeyPatch):
     """It is kept in memory or in a file, and padded to a few widths."""
-    monkeypatch.setattr("launch.distillation.reads.host_memory", lambda: memory)
+    monkeypatch.setattr("launch.distillation.teacher_outputs.host_memory", lambda: memory)
     policy, mesh = networks()[0], mesh_of(1, 1, 1)
     calls, widths, counts = [], set(), set()
     apply = policy.apply
@@ -81,12 +81,12 @@ def test_the_policys_forward_is_kept_once_for_each_answer(memory: int, monkeypat
     rng = np.random.default_rng(0)
     pairs = [(rng.integers(0, 16, 3).tolist(), rng.integers(0, 16, n).tolist()) for n in (1, 20, 4, 9, 2, 30, 3, 5, 17)]
     answers, weights = Answers.pad([-1] * 9, pairs, 48), params_on(mesh).policy
-    kept = KeptReads(replace(policy, apply=counted), mesh, weights, 2, 30, NOT_KEPT)
-    kept.extend(answers.first(6))
-    kept.extend(answers)
+    cache = TeacherOutputCache(replace(policy, apply=counted), mesh, weights, 2, 30, NOT_KEPT)
+    cache.extend(answers.first(6))
+    cache.extend(answers)
     ran = len(calls)
     for picks in ([0, 4], [1, 5], [8, 2]):
-        batch, reads, anchors = kept.batch(answers, np.array(picks))
+        batch, teacher, anchors = cache.batch(answers, np.array(picks))
         widths.add(batch.tokens.shape[1])
         output = teacher_forced(policy, weights, jnp.asarray(batch.tokens))
         counted = np.zeros_like(batch.completion)
@@ -94,8 +94,8 @@ def test_the_policys_forward_is_kept_once_for_each_answer(memory: int, monkeypat
         np.testing.assert_array_equal(counted, batch.completion)
         counts.add(anchors.place.shape[1])
         valid = (np.arange(batch.tokens.shape[1])[None] < answers.lengths[picks, None])[..., None]
-        np.testing.assert_allclose(reads.features, np.where(valid, output.features, 0), atol=1e-5)
-        np.testing.assert_allclose(reads.hidden, np.where(valid, output.hidden, 0), atol=1e-5)
+        np.testing.assert_allclose(teacher.features, np.where(valid, output.features, 0), atol=1e-5)
+        np.testing.assert_allclose(teacher.hidden, np.where(valid, output.hidden, 0), atol=1e-5)
     assert len(calls) == ran <= 5 and len(widths) > 1 and max(widths) < 48 and len(counts) > 1
 
 
@@ -104,9 +104,9 @@ def test_a_ladder_sets_the_widths_of_the_kept_forward():
     policy, mesh = networks()[0], mesh_of(1, 1, 1)
     answers = Answers.pad([-1] * 2, [([1, 2, 3], [4] * n) for n in (5, 40)], 48)
     for ladder, sizes in (((12,), [(12, 12), (48, 40)]), ((48,), [(48, 45), (48, 45)])):
-        kept = KeptReads(policy, mesh, params_on(mesh).policy, 1, 45, NOT_KEPT, ladder=ladder)
-        kept.extend(answers)
-        batches = [kept.batch(answers, np.array([pick])) for pick in (0, 1)]
+        cache = TeacherOutputCache(policy, mesh, params_on(mesh).policy, 1, 45, NOT_KEPT, ladder=ladder)
+        cache.extend(answers)
+        batches = [cache.batch(answers, np.array([pick])) for pick in (0, 1)]
         assert [(batch.tokens.shape[1], anchors.place.shape[1]) for batch, _, anchors in batches] == sizes
 
 
@@ -139,9 +139,9 @@ def test_full_acceptance_gives_draft_length_plus_one_tokens():
         drafted=jnp.array([same, same, [2, 2, 1], filler]),
         accepted=jnp.array([same, same, [2, 2, 1], filler]),
     )
-    whole = count_drafts(DraftRecords.of(rollout, np.array([True, True, False, False])))
-    assert (whole.sequences, whole.rounds, whole.tokens, whole.ended) == (2, 6, 24, 0)
-    assert whole.rates == [1, 1, 1] and whole.alpha == 4
+    full = count_drafts(DraftRecords.of(rollout, np.array([True, True, False, False])))
+    assert (full.sequences, full.rounds, full.tokens, full.ended) == (2, 6, 24, 0)
+    assert full.rates == [1, 1, 1] and full.alpha == 4
     cut = count_drafts(DraftRecords.of(rollout, np.array([False, False, True, False])))
     assert (cut.tokens, cut.ended, cut.alpha) == (6, 1, 3)
     assert count_drafts(DraftRecords.of(rollout, np.zeros(4, bool))).alpha is None

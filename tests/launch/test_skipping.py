@@ -12,7 +12,8 @@ from launch.cli.options import parse_run
 from launch.run.networks import restore_params
 from launch.setup.experiment import Experiment, build_experiment
 from specjax.train.batch import TrainBatch
-from specjax.train.gradients import LossContext, accumulate
+from specjax.train.gradients import accumulate
+from specjax.train.loss_context import LossContext
 from specjax.train.optimizer import usable
 from specjax.types import Params
 from tests.launch.programs import LEAST, Options, argv, flags, metrics, saves, start

@@ -1,14 +1,16 @@
-"""The two timers, the order of turns, and intervals."""
+"""The two timers, the clock of compilation, the order of turns, and intervals."""
 
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks.bench.models import BenchNetworks, random_networks, random_prompts
 from benchmarks.bench.rollout_timer import RolloutTimer
 from benchmarks.bench.stubs import FreeDrafter
+from launch.cli.compilation import CompileClock
 from launch.costs.round_timer import RoundTimer, TimedRounds
 from launch.timing import geometric_mean, interleaved, interval, minus_startup
 from specjax.drafters import NoDrafter
@@ -116,3 +118,13 @@ def test_a_rollout_is_timed_on_the_prompts_and_noise_of_its_turn(networks: Bench
         assert measured.tokens_per_s * measured.seconds == pytest.approx(24)
         assert measured.seconds_per_round == measured.seconds / 5
     assert len(asked) - before == 6
+
+
+def test_the_clock_counts_what_is_compiled_and_nothing_else() -> None:
+    x = jax.random.normal(jax.random.key(0), 3)
+    program = jax.jit(lambda x: jnp.sin(x) * 3.25)
+    clock = CompileClock()
+    program(x).block_until_ready()
+    assert clock.lap() > 0
+    program(x).block_until_ready()
+    assert clock.lap() == 0

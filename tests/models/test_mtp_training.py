@@ -13,7 +13,8 @@ from models.params import init_params
 from specjax.drafters import HeadDrafter
 from specjax.rollout.generate import place
 from specjax.train.batch import TrainBatch
-from specjax.train.gradients import LossContext, accumulate
+from specjax.train.gradients import accumulate
+from specjax.train.loss_context import LossContext
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.state import init_train_state
 from specjax.train.train_step import make_train_step

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from launch.run.draft_alerts import wrongly_loaded
+from launch.run.draft_monitor import wrongly_loaded
 from models.checkpoints.draft import SavedDraft
 from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig

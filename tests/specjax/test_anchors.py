@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from specjax.keys import seed_step
-from specjax.train.anchors import draw_anchors, with_keys
 from specjax.train.batch import Sequences, TrainBatch
-from specjax.train.gradients import LossContext, accumulate
-from specjax.train.loss_sums import DraftSums
+from specjax.train.draft.anchors import draw_anchors, with_keys
+from specjax.train.draft.loss import DraftSums
+from specjax.train.gradients import accumulate
+from specjax.train.loss_context import LossContext
 from specjax.types import PyTree
 from tests.refusals import refuses
 from tests.specjax.training import CONFIG, mesh_of, networks, params_on, relative_gap
@@ -71,19 +72,19 @@ def test_gradients_of_anchors_average_to_that_of_all_tokens() -> None:
 
     def gradient(context: LossContext, sequences: Sequences) -> tuple[PyTree, DraftSums]:
         scores = dict(reward=zeros[:, 0], counted=jnp.ones(ROWS, bool), advantage=zeros)
-        found, sums = accumulate(context, params, TrainBatch(**vars(sequences), **scores))
-        return found.draft, sums.draft
+        gradients, sums = accumulate(context, params, TrainBatch(**vars(sequences), **scores))
+        return gradients.draft, sums.draft
 
     context = LossContext(POLICY, DRAFTER, CONFIG.rollout.law)
     every, sums = jax.jit(partial(gradient, context))(rows())
-    whole, same = jax.jit(partial(gradient, replace(context, anchors=WIDTH)))(rows())
-    assert relative_gap(whole, every) < 1e-5
+    at_all, same = jax.jit(partial(gradient, replace(context, anchors=WIDTH)))(rows())
+    assert relative_gap(at_all, every) < 1e-5
     np.testing.assert_allclose((same.loss, same.overlap), (sums.loss, sums.overlap), rtol=1e-5)
 
     few = jax.jit(partial(gradient, replace(context, anchors=3)))
     parts = jax.jit(partial(gradient, replace(context, anchors=3, microbatches=4, ladder=(9,))))
     assert relative_gap(parts(rows())[0], few(rows())[0]) < 1e-5
-    found = [few(rows(step)) for step in range(200)]
-    mean = jax.tree.map(lambda *x: np.mean(x, axis=0), *(gradient for gradient, _ in found))
-    assert relative_gap(found[0][0], every) > 0.2 > relative_gap(mean, every)
-    np.testing.assert_allclose(np.mean([x.overlap for _, x in found]), sums.overlap, rtol=0.02)
+    draws = [few(rows(step)) for step in range(200)]
+    mean = jax.tree.map(lambda *x: np.mean(x, axis=0), *(gradient for gradient, _ in draws))
+    assert relative_gap(draws[0][0], every) > 0.2 > relative_gap(mean, every)
+    np.testing.assert_allclose(np.mean([x.overlap for _, x in draws]), sums.overlap, rtol=0.02)

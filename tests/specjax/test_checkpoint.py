@@ -18,8 +18,8 @@ from specjax.checkpoint import Checkpointer
 from specjax.checkpoint_integrity import MANIFEST, DamagedSave, check_manifest, saved_steps, set_damaged_aside
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.plan import RolloutConfig
-from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.config import TrainConfig
+from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.train.state import init_train_state
 from specjax.types import Params, PyTree, TrainState
 from tests.refusals import refuses

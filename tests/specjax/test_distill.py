@@ -6,14 +6,22 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import Mesh
 
 from models.decoder import make_policy
-from specjax.drafters.base import Anchors
 from specjax.sampling import SamplingLaw
-from specjax.train.anchors import all_anchors
 from specjax.train.batch import Sequences, TrainBatch, split
-from specjax.train.distill import DistillStep, init_distill_state, make_distill_step, make_predict, make_read
-from specjax.train.gradients import LossContext, accumulate
+from specjax.train.draft.anchors import all_anchors
+from specjax.train.draft.distill import (
+    DistillBatch,
+    DistillStep,
+    init_distill_state,
+    make_distill_step,
+    make_predict,
+    make_teacher,
+)
+from specjax.train.gradients import accumulate
+from specjax.train.loss_context import LossContext
 from specjax.types import Params
 from tests.refusals import refuses
 from tests.specjax.training import (
@@ -41,27 +49,28 @@ def batch() -> Sequences:
     return Sequences(given.tokens, given.completion)
 
 
-def anchors_of(batch: Sequences) -> Anchors:
-    completion = np.asarray(batch.completion)
-    return all_anchors(completion, int(completion.sum(axis=1).max()))
+def rows_of(sequences: Sequences, params: Params, mesh: Mesh = MESH) -> DistillBatch:
+    """Return the batch of all completion tokens of these sequences."""
+    completion = np.asarray(sequences.completion)
+    anchors = all_anchors(completion, int(completion.sum(axis=1).max()))
+    return DistillBatch(sequences, make_teacher(POLICY, mesh)(params.policy, sequences), anchors)
 
 
-def gradient_of(step: DistillStep, params: Params, mesh, batch: Sequences) -> tuple[Params, dict]:
+def gradient_of(step: DistillStep, params: Params, mesh: Mesh, batch: Sequences) -> tuple[Params, dict]:
     """Return the draft's gradient as `Params`, and the metrics."""
     before = jax.tree.map(np.array, params.draft)
-    reads = make_read(POLICY, mesh)(params.policy, batch)
-    anchors = anchors_of(batch)
-    state, metrics = step(init_distill_state(params.draft, DESCENT, mesh), params.policy, batch, reads, anchors)
+    rows = rows_of(batch, params, mesh)
+    state, metrics = step(init_distill_state(params.draft, DESCENT, mesh), params.policy, rows)
     return Params({}, jax.tree.map(lambda old, new: old - np.asarray(new), before, state.draft)), metrics
 
 
 def test_distillation_works_for_drafts_without_features(params: Params, batch: Sequences) -> None:
     """Small models and MTP heads are such drafts."""
-    reads = make_read(make_policy(replace(DECODER, feature_layers=())), MESH, microbatches=2)(params.policy, batch)
-    whole = make_read(POLICY, MESH)(params.policy, batch)
-    assert reads.features.shape == (ROWS, LENGTH, 0)
-    assert split(reads, 2).features.shape == (2, ROWS // 2, LENGTH, 0)
-    np.testing.assert_allclose(reads.hidden, whole.hidden, atol=1e-5)
+    policy = make_policy(replace(DECODER, feature_layers=()))
+    teacher = make_teacher(policy, MESH, microbatches=2)(params.policy, batch)
+    assert teacher.features.shape == (ROWS, LENGTH, 0)
+    assert split(teacher, 2).features.shape == (2, ROWS // 2, LENGTH, 0)
+    np.testing.assert_allclose(teacher.hidden, rows_of(batch, params).teacher.hidden, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -118,9 +127,9 @@ def test_microbatches_chunks_and_mesh_give_the_same_gradient(shape, options, bat
 
 def test_steps_train_the_draft_with_one_trace(step, params, batch) -> None:
     state, seen = init_distill_state(params.draft, DESCENT, MESH), []
-    before, reads = jax.tree.map(np.array, params.draft), make_read(POLICY, MESH)(params.policy, batch)
+    before, rows = jax.tree.map(np.array, params.draft), rows_of(batch, params)
     for _ in range(8):
-        state, metrics = step(state, params.policy, batch, reads, anchors_of(batch))
+        state, metrics = step(state, params.policy, rows)
         seen.append(float(metrics["loss/draft"]))
     assert seen[-1] < 0.97 * seen[0]
     # The initial draft was not donated, so it can be compared.
@@ -138,6 +147,5 @@ def test_the_prediction_is_the_mean_overlap_of_both_laws(params, batch, expected
 
 def test_rows_that_do_not_divide_are_refused(params, batch) -> None:
     step = make_distill_step(POLICY, DRAFTER, LAW, DESCENT, MESH, microbatches=3)
-    reads = make_read(POLICY, MESH)(params.policy, batch)
     with refuses("batch = 8 rows:...3"):
-        step(init_distill_state(params.draft, DESCENT, MESH), params.policy, batch, reads, anchors_of(batch))
+        step(init_distill_state(params.draft, DESCENT, MESH), params.policy, rows_of(batch, params))

@@ -12,8 +12,9 @@ from jax.extend.core import jaxprs_in_params
 
 from specjax.sampling import SamplingLaw
 from specjax.train.batch import TrainBatch
-from specjax.train.gradients import LossContext, accumulate, log_probs_of
+from specjax.train.gradients import accumulate, log_probs_of
 from specjax.train.loss import LossConfig, LossInputs, LossOutput
+from specjax.train.loss_context import LossContext
 from specjax.train.loss_sums import PolicySums, Sums
 from specjax.types import Params
 from tests.specjax.training import (

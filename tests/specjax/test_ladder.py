@@ -24,9 +24,10 @@ from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.testing.hlo import Program, collectives
 from specjax.train.batch import TrainBatch, split
-from specjax.train.gradients import LossContext, accumulate, log_probs_of
+from specjax.train.gradients import accumulate, log_probs_of
 from specjax.train.ladder import in_window, rung, sort_rows, windows
 from specjax.train.loss import LossConfig
+from specjax.train.loss_context import LossContext
 from specjax.train.loss_sums import Sums
 from specjax.train.train_step import make_train_step
 from specjax.types import Params, Policy, PolicyOutput, Prompts, PyTree, Rollout

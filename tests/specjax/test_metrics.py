@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from specjax.train.batch import TrainBatch
-from specjax.train.loss_sums import DraftSums, PolicySums, Sums
+from specjax.train.draft.loss import DraftSums
+from specjax.train.loss_sums import PolicySums, Sums
 from specjax.train.metrics import reward_metrics, rollout_metrics, update_metrics
 from specjax.train.updates import Report
 from specjax.types import Params, Reward, Rollout

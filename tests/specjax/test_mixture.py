@@ -24,8 +24,9 @@ from specjax.testing.hlo import Program, collectives, within_shard
 from specjax.testing.lossless import assert_lossless
 from specjax.train.batch import TrainBatch, join_completions
 from specjax.train.config import TrainConfig
-from specjax.train.gradients import LossContext, accumulate
+from specjax.train.gradients import accumulate
 from specjax.train.loss import LossConfig
+from specjax.train.loss_context import LossContext
 from specjax.train.state import init_train_state
 from specjax.train.train_step import make_train_step
 from specjax.types import Params, PyTree, Rollout

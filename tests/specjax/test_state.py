@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from specjax.parallel.memory import bytes_per_device
-from specjax.train.adaptation import DraftTrainingConfig
+from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.state import abstract_train_state, init_train_state
 from specjax.train.train_step import make_train_step

@@ -7,7 +7,8 @@ import optax
 import pytest
 
 from specjax.train.batch import Sequences, TrainBatch
-from specjax.train.loss_sums import DraftSums, PolicySums, Sums
+from specjax.train.draft.loss import DraftSums
+from specjax.train.loss_sums import PolicySums, Sums
 from specjax.train.optimizer import OptimizerConfig, make_optimizers
 from specjax.train.updates import Report, UpdateConfig, run_updates
 from specjax.types import Params

@@ -21,9 +21,9 @@ from models.params import abstract_params, param_shardings
 from specjax.drafters import HeadDrafter
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.plan import RolloutConfig
-from specjax.train.adaptation import DraftTrainingConfig
 from specjax.train.batch import TrainBatch
 from specjax.train.config import TrainConfig
+from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.state import init_train_state
 from specjax.types import Params, Policy, Prompts, PyTree, Reward, Rollout, TrainState

@@ -18,8 +18,9 @@ from specjax import kernels
 from specjax.rollout.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
 from specjax.train.batch import TrainBatch, join_completions
-from specjax.train.gradients import LossContext, accumulate
+from specjax.train.gradients import accumulate
 from specjax.train.ladder import sort_rows
+from specjax.train.loss_context import LossContext
 from specjax.types import Params, Rollout
 
 GROUP, DRAFTED, MICROBATCHES = 8, 3, 4

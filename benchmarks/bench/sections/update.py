@@ -22,10 +22,12 @@ from specjax.drafters import HeadDrafter
 from specjax.keys import seed_step
 from specjax.parallel.memory import device_memory
 from specjax.sampling import SamplingLaw
-from specjax.train.adaptation import DraftTrainingConfig
-from specjax.train.anchors import with_keys
 from specjax.train.batch import TrainBatch
-from specjax.train.gradients import LossContext, accumulate, draft_gradient
+from specjax.train.draft.anchors import with_keys
+from specjax.train.draft.loss import draft_gradient
+from specjax.train.draft.schedule import DraftTrainingConfig
+from specjax.train.gradients import accumulate
+from specjax.train.loss_context import LossContext
 from specjax.types import ChunkedLogits, Params, PolicyOutput, PyTree
 
 # Microbatches of a batch. One holds at least one row, so a batch of long rows has fewer.

@@ -22,6 +22,9 @@ from specjax.cost import DraftSheet
 from specjax.drafters import Drafter, HeadDrafter
 from specjax.types import Policy, PyTree
 
+# What a draft needs that is loaded correctly and still disagrees with the policy.
+MORE_TRAINING = "more training on this policy's answers (launch.distill, --draft-training.every)"
+
 
 class DraftContext(NamedTuple):
     """Arguments of a draft builder.

@@ -1,4 +1,4 @@
-"""Outputs of the policy's forward over its answers, computed once and kept on the host, in batches of similar length.
+"""The teacher's outputs for all answers, computed once and kept on the host, and batches of rows of similar length.
 
 The draft's loss needs the policy's features and hidden states, but these do not change while the draft is distilled.
 """
@@ -7,7 +7,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +15,11 @@ from jax.sharding import Mesh
 
 from launch.cli.unfinished import Unfinished
 from launch.data.responses import Answers
-from specjax.drafters.base import Anchors
 from specjax.parallel import processes
 from specjax.parallel.memory import host_memory
-from specjax.train.anchors import all_anchors
 from specjax.train.batch import Sequences
-from specjax.train.distill import PolicyReads, make_read
+from specjax.train.draft.anchors import all_anchors
+from specjax.train.draft.distill import DistillBatch, TeacherOutputs, make_teacher
 from specjax.types import Policy, PyTree
 from specjax.writing import writing
 
@@ -33,10 +32,10 @@ WIDTHS, COUNTS = (1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 1), (1 / 2, 3 / 4, 1)
 SORTED_TOGETHER = 16
 
 
-class KeptReads:
+class TeacherOutputCache:
     """Features and hidden states of the policy for every answer, in the compute dtype, as the draft's loss needs them.
 
-    They are kept in memory. Above a quarter of the host's memory, they go to files in TMPDIR.
+    They are in memory. Above a quarter of the host's memory, they go to files in TMPDIR.
 
     weights:      the policy's parameters.
     rows:         number of answers per batch.
@@ -58,11 +57,11 @@ class KeptReads:
         microbatches: int = 1,
         ladder: tuple[int, ...] = (),
     ) -> None:
-        self._ladder = ladder
-        self._read = make_read(policy, mesh, microbatches)
-        self._weights, self._unfinished = weights, unfinished
+        self._teacher, self._weights = make_teacher(policy, mesh, microbatches), weights
         self._rows, self._budget, self._dtype = rows, budget, policy.dtype
-        self._kept: list[np.ndarray] = []
+        self._unfinished, self._ladder = unfinished, ladder
+        # Of each answer: float [length, features and hidden].
+        self._outputs: list[np.ndarray] = []
         self._features = self._bytes = 0
 
     def extend(self, answers: Answers) -> None:
@@ -70,30 +69,29 @@ class KeptReads:
 
         The answers of earlier calls must come first. Raises Stopped at a signal.
         """
-        new = np.arange(len(self._kept), len(answers))
+        new = np.arange(len(self._outputs), len(answers))
         if not len(new):
             return
-        self._kept += [np.zeros(0)] * len(new)
+        self._outputs += [np.zeros(0)] * len(new)
         by_length = new[np.argsort(answers.lengths[new], kind="stable")]
         parts = [by_length[start : start + self._rows] for start in range(0, len(new), self._rows)]
         with self._unfinished.phase("features", len(parts), "batches", kept=False) as phase:
             for part in parts:
                 picks = np.pad(part, (0, self._rows - len(part)), constant_values=-1)
-                reads = self._read(self._weights, self._cut(answers, picks))
-                self._keep(part, answers.lengths[part], reads)
+                self._store(part, answers.lengths[part], self._teacher(self._weights, self._cut(answers, picks)))
                 phase.finish(tokens=int(answers.lengths[part].sum()))
 
-    def batch(self, answers: Answers, picks: np.ndarray) -> tuple[Sequences, PolicyReads, Anchors]:
-        """Return the rows `picks`, int [B], cut to the smallest width that fits, with their reads and all anchors."""
+    def batch(self, answers: Answers, picks: np.ndarray) -> DistillBatch:
+        """Return the rows `picks`, int [B], cut to the smallest width that fits, at all completion tokens."""
         sequences = self._cut(answers, picks)
-        rows = np.zeros((*sequences.tokens.shape, self._kept[picks[0]].shape[1]), self._dtype)
+        rows = np.zeros((*sequences.tokens.shape, self._outputs[picks[0]].shape[1]), self._dtype)
         for row, pick in zip(rows, picks, strict=True):
-            row[: len(self._kept[pick])] = self._kept[pick]
+            row[: len(self._outputs[pick])] = self._outputs[pick]
         completion = processes.fetch(sequences.completion)
-        counts = (1,) if self._ladder and self._ladder[-1] >= answers.tokens.shape[1] else COUNTS
-        count = fitting(completion.sum(axis=1).max(), self._budget, counts)
-        anchors = all_anchors(completion, count)
-        return sequences, PolicyReads(rows[..., : self._features], rows[..., self._features :]), anchors  # pyright: ignore[reportArgumentType]
+        fractions = (1,) if self._ladder and self._ladder[-1] >= answers.tokens.shape[1] else COUNTS
+        count = fitting(completion.sum(axis=1).max(), self._budget, fractions)
+        teacher = TeacherOutputs(rows[..., : self._features], rows[..., self._features :])  # pyright: ignore[reportArgumentType]
+        return DistillBatch(sequences, teacher, all_anchors(completion, count))
 
     def _cut(self, answers: Answers, picks: np.ndarray) -> Sequences:
         longest, most = answers.lengths[picks[picks >= 0]].max(), answers.tokens.shape[1]
@@ -102,21 +100,16 @@ class KeptReads:
         padded = answers.batch(picks)
         return Sequences(padded.tokens[:, :width], padded.completion[:, :width])
 
-    def _keep(self, rows: np.ndarray, lengths: np.ndarray, reads: PolicyReads) -> None:
-        features, hidden = processes.fetch((reads.features, reads.hidden))
+    def _store(self, rows: np.ndarray, lengths: np.ndarray, outputs: TeacherOutputs) -> None:
+        features, hidden = processes.fetch((outputs.features, outputs.hidden))
         self._features = features.shape[-1]
         shape = int(lengths.sum()), features.shape[-1] + hidden.shape[-1]
         self._bytes += shape[0] * shape[1] * self._dtype.itemsize
-        if self._bytes > host_memory() * MOST_OF_MEMORY:
-            kept = _in_file(shape, self._dtype)
-        else:
-            kept = np.empty(shape, self._dtype)
-        ends = np.cumsum(lengths)
-        for i, (row, end) in enumerate(zip(rows, ends, strict=True)):
-            length = lengths[i]
-            target = kept[end - length : end]
-            target[:, : self._features], target[:, self._features :] = features[i, :length], hidden[i, :length]
-            self._kept[row] = target
+        in_memory = self._bytes <= host_memory() * MOST_OF_MEMORY
+        array = np.empty(shape, self._dtype) if in_memory else _in_file(shape, self._dtype)
+        for i, (row, part) in enumerate(zip(rows, np.split(array, np.cumsum(lengths)[:-1]), strict=True)):
+            part[:, : self._features], part[:, self._features :] = features[i, : len(part)], hidden[i, : len(part)]
+            self._outputs[row] = part
 
 
 def _in_file(shape: tuple[int, int], dtype: np.dtype) -> np.ndarray:
@@ -146,10 +139,6 @@ def picks_of_step(lengths: np.ndarray, rows: int, seed: int, step: int) -> np.nd
     number, index = divmod(step, batches)
     generator = np.random.default_rng((seed, number))
     order = generator.permutation(len(lengths))[: batches * rows]
-    order = np.concatenate([part[np.argsort(lengths[part], kind="stable")] for part in _parts(order, rows)])
+    parts = np.split(order, range(rows * SORTED_TOGETHER, len(order), rows * SORTED_TOGETHER))
+    order = np.concatenate([part[np.argsort(lengths[part], kind="stable")] for part in parts])
     return order.reshape(batches, rows)[generator.permutation(batches)[index]]
-
-
-def _parts(order: np.ndarray, rows: int) -> Iterator[np.ndarray]:
-    size = rows * SORTED_TOGETHER
-    return (order[start : start + size] for start in range(0, len(order), size))

@@ -1,10 +1,11 @@
-"""Distillation of a draft from a fixed policy, with the draft loss of the training step.
+"""Distillation of a draft from a fixed policy, its teacher, with the draft loss of the training step.
 
-The policy does not change, so its forward over an answer is computed once, and what the draft reads of it is kept for
-all steps that train on the answer.
+The policy does not change, so its forward over an answer is computed once, and its outputs are kept for all steps that
+train on the answer.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +22,13 @@ from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES, batch_shards
 from specjax.sampling import SamplingLaw
 from specjax.train.batch import Sequences, split
-from specjax.train.gradients import LossContext, draft_gradient, draft_loss
+from specjax.train.draft.loss import draft_gradient, draft_loss
+from specjax.train.loss_context import LossContext
 from specjax.train.metrics import Metrics
 from specjax.train.optimizer import init_moments, update, usable
 from specjax.types import ChunkedLogits, Params, Policy, PolicyOutput, PyTree, pytree
+
+T = TypeVar("T")
 
 
 @pytree
@@ -36,14 +40,22 @@ class DistillState:
 
 
 @pytree
-class PolicyReads:
-    """Parts of the policy's forward that a draft's loss reads: all but the logits, which the hidden state gives."""
+class TeacherOutputs:
+    """Outputs of the policy that a draft's loss reads: all but the logits, which the hidden state gives."""
 
     features: Float[Array, "R S F"]
     hidden: Float[Array, "R S D"]
 
 
-DistillStep = Callable[[DistillState, PyTree, Sequences, PolicyReads, Anchors], tuple[DistillState, Metrics]]
+class DistillBatch(NamedTuple):
+    """Rows to distil from. anchors: the completion tokens that count, as a rule `all_anchors`."""
+
+    sequences: Sequences
+    teacher: TeacherOutputs
+    anchors: Anchors
+
+
+DistillStep = Callable[[DistillState, PyTree, DistillBatch], tuple[DistillState, Metrics]]
 
 
 def init_distill_state(draft: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh) -> DistillState:
@@ -51,26 +63,20 @@ def init_distill_state(draft: PyTree, optimizer: optax.GradientTransformation, m
     return DistillState(jax.tree.map(jnp.copy, draft), init_moments(optimizer, draft, mesh))
 
 
-def make_read(policy: Policy, mesh: Mesh, microbatches: int = 1) -> Callable[[PyTree, Sequences], PolicyReads]:
-    """Return (weights, sequences) -> reads, one program for each width of the rows."""
-    rows = NamedSharding(mesh, P(BATCH_AXES))
+def make_teacher(policy: Policy, mesh: Mesh, microbatches: int = 1) -> Callable[[PyTree, Sequences], TeacherOutputs]:
+    """Return (weights, sequences) -> outputs of the policy, one program for each width of the rows."""
 
-    @jax.jit
-    def run(weights: PyTree, sequences: Sequences) -> PolicyReads:
-        def read(part: Sequences) -> PolicyReads:
+    def run(weights: PyTree, sequences: Sequences) -> TeacherOutputs:
+        def forward(part: Sequences) -> TeacherOutputs:
             # The logits are not read, so XLA leaves them out.
             output = teacher_forced(policy, weights, part.tokens)
-            return PolicyReads(output.features, output.hidden)
+            return TeacherOutputs(output.features, output.hidden)
 
         _check_rows(sequences, mesh, microbatches)
-        parts = jax.lax.map(read, split(sequences, microbatches))
+        parts = jax.lax.map(forward, split(sequences, microbatches))
         return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(sequences.tokens.shape[0], *x.shape[2:]), parts)
 
-    def call(weights: PyTree, sequences: Sequences) -> PolicyReads:
-        with jax.set_mesh(mesh):
-            return kernels.finished(run(weights, processes.place(sequences, rows)), mesh)
-
-    return call
+    return _over_rows(run, mesh)
 
 
 def make_distill_step(
@@ -83,29 +89,26 @@ def make_distill_step(
     microbatches: int = 1,
     logit_chunk: int = 0,
 ) -> DistillStep:
-    """Return `step(state, weights, sequences, reads, anchors) -> state, metrics`, one program for each shape.
+    """Return `step(state, weights, batch) -> state, metrics`, one program for each shape of the batch.
 
-    States keep the sharding of the first one. weights: the policy's parameters, which are only read. anchors: the
-    completion tokens that count, as a rule `all_anchors`. microbatches, logit_chunk: as in `TrainConfig`. A call raises
-    ValueError if the rows do not divide over the mesh and the microbatches.
+    States keep the sharding of the first one. weights: the policy's parameters, which are only read. microbatches,
+    logit_chunk: as in `TrainConfig`. A call raises ValueError if the rows do not divide over the mesh and the
+    microbatches.
     """
     context = LossContext(policy, drafter, law, microbatches=microbatches, logit_chunk=logit_chunk)
 
-    def step(
-        state: DistillState, weights: PyTree, sequences: Sequences, reads: PolicyReads, anchors: Anchors
-    ) -> tuple[DistillState, Metrics]:
-        _check_rows(sequences, mesh, microbatches)
-        tokens = jnp.maximum(jnp.sum(sequences.completion, dtype=jnp.float32), 1.0)
+    def step(state: DistillState, weights: PyTree, batch: DistillBatch) -> tuple[DistillState, Metrics]:
+        _check_rows(batch.sequences, mesh, microbatches)
+        tokens = jnp.maximum(jnp.sum(batch.sequences.completion, dtype=jnp.float32), 1.0)
         params = Params(weights, state.draft)
 
-        def add(total: PyTree, part: tuple[Sequences, PolicyReads, Anchors]) -> tuple[PyTree, tuple[Array, Array]]:
-            rows, read, counted = part
-            output = _output(policy, weights, read, logit_chunk)
-            gradient, result = draft_gradient(context, params, tokens, rows, output, counted)
+        def add(total: PyTree, part: DistillBatch) -> tuple[PyTree, tuple[Array, Array]]:
+            output = _policy_output(policy, weights, part.teacher, logit_chunk)
+            gradient, result = draft_gradient(context, params, tokens, part.sequences, output, part.anchors)
             return jax.tree.map(jnp.add, total, gradient), (result.loss, jnp.sum(result.overlap))
 
         zeros = jax.tree.map(jnp.zeros_like, state.draft)
-        gradient, (loss, overlap) = jax.lax.scan(add, zeros, split((sequences, reads, anchors), microbatches))
+        gradient, (loss, overlap) = jax.lax.scan(add, zeros, split(batch, microbatches))
         mean = jnp.sum(loss) / tokens
         draft, moments = update(optimizer, gradient, state.moments, state.draft, usable(gradient, mean))
         metrics = {
@@ -118,30 +121,25 @@ def make_distill_step(
     rows = NamedSharding(mesh, P(BATCH_AXES))
     jitted: list[jax.stages.Wrapped] = []
 
-    def call(
-        state: DistillState, weights: PyTree, sequences: Sequences, reads: PolicyReads, anchors: Anchors
-    ) -> tuple[DistillState, Metrics]:
+    def call(state: DistillState, weights: PyTree, batch: DistillBatch) -> tuple[DistillState, Metrics]:
         with jax.set_mesh(mesh):
             if not jitted:
                 layout, fixed = (jax.tree.map(lambda x: x.sharding, tree) for tree in (state, weights))
-                program = jax.jit(
-                    step, in_shardings=(layout, fixed, rows, rows, rows), out_shardings=(layout, None), donate_argnums=0
-                )
-                jitted.append(program)
-            batch = processes.place((sequences, reads, anchors), rows)
-            return kernels.finished(jitted[0](state, weights, *batch), mesh)
+                shardings = {"in_shardings": (layout, fixed, rows), "out_shardings": (layout, None)}
+                jitted.append(jax.jit(step, **shardings, donate_argnums=0))
+            return kernels.finished(jitted[0](state, weights, processes.place(batch, rows)), mesh)
 
     return call
 
 
-def _output(policy: Policy, weights: PyTree, reads: PolicyReads, logit_chunk: int) -> PolicyOutput:
-    """Return the policy's output of which these reads were kept."""
+def _policy_output(policy: Policy, weights: PyTree, teacher: TeacherOutputs, logit_chunk: int) -> PolicyOutput:
+    """Return the policy's output of which these parts were kept."""
     if logit_chunk:
-        logits = jnp.zeros((len(reads.hidden), 0, policy.vocab_size), reads.hidden.dtype)
+        logits = jnp.zeros((len(teacher.hidden), 0, policy.vocab_size), teacher.hidden.dtype)
         chunked = ChunkedLogits(policy.unembed, logit_chunk)
     else:
-        logits, chunked = policy.unembed(weights, reads.hidden), None
-    return jax.lax.stop_gradient(PolicyOutput(logits, reads.features, reads.hidden, None, chunked))
+        logits, chunked = policy.unembed(weights, teacher.hidden), None
+    return jax.lax.stop_gradient(PolicyOutput(logits, teacher.features, teacher.hidden, None, chunked))
 
 
 def make_predict(
@@ -159,20 +157,27 @@ def make_predict(
     """
     context = LossContext(policy, drafter, law, logit_chunk=logit_chunk)
 
-    @jax.jit
     def run(params: Params, sequences: Sequences) -> tuple[Array, Array]:
         def overlap(part: Sequences) -> Array:
             output = context.forward(params.policy, part)
             return jnp.sum(draft_loss(context, params, params.draft, part, output, None).overlap)
 
         _check_rows(sequences, mesh, microbatches)
-        return jnp.sum(jax.lax.map(overlap, split(sequences, microbatches))), jnp.sum(
-            sequences.completion, dtype=jnp.float32
-        )
+        overlaps = jax.lax.map(overlap, split(sequences, microbatches))
+        return jnp.sum(overlaps), jnp.sum(sequences.completion, dtype=jnp.float32)
 
-    def call(params: Params, sequences: Sequences) -> tuple[Array, Array]:
+    return _over_rows(run, mesh)
+
+
+def _over_rows(run: Callable[[PyTree, Sequences], T], mesh: Mesh) -> Callable[[PyTree, Sequences], T]:
+    """Return `run`, compiled, with the rows split over the mesh."""
+    jitted = jax.jit(run)
+
+    def call(params: PyTree, sequences: Sequences) -> T:
         with jax.set_mesh(mesh):
-            return kernels.finished(run(params, processes.place(sequences, NamedSharding(mesh, P(BATCH_AXES)))), mesh)
+            return kernels.finished(
+                jitted(params, processes.place(sequences, NamedSharding(mesh, P(BATCH_AXES)))), mesh
+            )
 
     return call
 

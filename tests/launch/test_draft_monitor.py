@@ -1,6 +1,7 @@
-"""Warnings and explanations about drafting."""
+"""Alarms and notices about a run's draft, and its share of the time."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,9 +10,18 @@ import jax.numpy as jnp
 import pytest
 
 from launch.run.console import StepPrinter
-from launch.run.draft_alerts import CAUSES, LEAST_ACCEPTANCE, DraftSwitches, slower_than_plain, wrongly_loaded
+from launch.run.draft_monitor import (
+    LEAST_ACCEPTANCE,
+    NOT_ACCEPTED,
+    DraftShare,
+    DraftSwitches,
+    explain_choice,
+    report_speedup,
+    wrongly_loaded,
+)
 from launch.run.metric_log import STANDARD_METRICS
 from launch.run.step_timer import DispatchedStep
+from launch.setup.drafts.base import MORE_TRAINING
 from launch.setup.drafts.eagle3 import Eagle3Draft
 from launch.setup.drafts.model import ModelDraft
 from launch.setup.drafts.mtp import MTPDraft
@@ -21,8 +31,10 @@ from models.drafts.eagle3 import Eagle3Config
 from models.drafts.mtp import mtp_config
 from specjax.cost import Acceptance, BatchProgress, Drafting
 from specjax.drafters import NoDrafter
-from specjax.rollout.plan import Phase
+from specjax.rollout.plan import Phase, RolloutConfig
 from tests.refusals import assert_refused
+
+PHASES = Phase(8, 64), Phase(2, 96)
 
 
 def drafting(accepted: float) -> Drafting:
@@ -41,7 +53,7 @@ def switch(switches: DraftSwitches, step: int, lengths: list[int], drafting: Dra
 
 def test_changes_of_a_phases_draft_length_are_explained() -> None:
     said: list[str] = []
-    switches = DraftSwitches((Phase(8, 64), Phase(2, 96)), (0, 2), lambda step, line: said.append(line))
+    switches = DraftSwitches(PHASES, (0, 2), lambda step, line: said.append(line))
     fresh = replace(drafting(0), acceptance=Acceptance(jnp.zeros(2), jnp.zeros(2), jnp.float32(0.5)))
     switch(switches, 1, [0, 2], fresh)
     switch(switches, 2, [2, 2], fresh)
@@ -55,8 +67,7 @@ def test_changes_of_a_phases_draft_length_are_explained() -> None:
     for number in ("position 1 -", "predicted 0.50", "not measured yet"):
         assert number in said[0]
     numbers = (
-        "acceptance length 1.96; a round replaces 1.96 ",
-        " 4.00 times",
+        "acceptance length 1.96, 1.96 for the batch, at 4.00 times",
         "position 1 0.64",
         "predicted 0.72",
         "speed-up 0.49",
@@ -66,10 +77,27 @@ def test_changes_of_a_phases_draft_length_are_explained() -> None:
         assert number in said[1]
 
 
-def test_a_fixed_draft_length_that_loses_names_the_option_that_turns_it_off() -> None:
-    assert slower_than_plain(1.0, 3) is None
-    said = slower_than_plain(0.846, 3) or ""
-    assert "0.85 times" in said and "--rollout.draft-lengths 0 3" in said
+def test_a_choice_is_printed_with_its_reason() -> None:
+    trips = jnp.array([[0, 1e6], [0, 0]])
+    measured = replace(drafting(0.64), progress=BatchProgress(1.8 * trips, trips))
+    first, second = explain_choice(PHASES, (0, 2), measured).splitlines()
+    reason = "acceptance length 1.96, 1.80 for the batch, at 1.50 times the cost of a round at 0"
+    speeds = "predicted speed by draft length 0: 1.00, 2: 1.20"
+    assert first == f"  draft length 2 at 8 slots of 64 positions: {reason}; {speeds}"
+    assert second.startswith(
+        "  draft length 0 at 2 slots of 96 positions: acceptance length 1.00, 1.00 for the batch, "
+    )
+    assert second.endswith("0: 1.00, 2: 0.49")
+
+
+def test_a_fixed_draft_length_that_loses_names_the_option_that_turns_it_off(capsys: pytest.CaptureFixture[str]) -> None:
+    lines: list[str] = []
+    events: Any = SimpleNamespace(warn=lambda step, line: lines.append(line))
+    for speedup, lengths in ((1.0, ()), (0.846, ()), (0.846, (0, 3))):
+        report_speedup(3, speedup, RolloutConfig(draft_length=3, draft_lengths=lengths), events)
+    (line,) = lines
+    assert "0.85 times" in line and "--rollout.draft-lengths 0 3" in line
+    assert "over all phases: 0.85 times" in capsys.readouterr().out
 
 
 MADE_FOR = MadeFor("runs/tiny", 16, 8, 1.0, 0.74)
@@ -94,7 +122,8 @@ def test_a_draft_with_less_acceptance_than_stated_warns(made_for: MadeFor | None
     assert wrongly_loaded(draft, least + 0.005, 1.0) is None
     said = wrongly_loaded(draft, least - 0.01, 1.0) or ""
     assert_refused(said, f"ALARM: ...draft.path...{least - 0.01:.2f}")
-    assert stated in said and "another domain of prompts" in said and said.endswith(draft.usual_causes)
+    assert stated in said and "another domain of prompts" in said and draft.usual_causes in said
+    assert "launch.diagnose" in said and said.endswith(MORE_TRAINING)
 
 
 def test_layers_and_rope_are_suggested_only_for_an_eagle3_head() -> None:
@@ -133,5 +162,27 @@ def test_the_alarm_is_explained_once_and_shown_on_every_line(capsys: pytest.Capt
     lines = capsys.readouterr().out.splitlines()
     loud = [line for line in lines if line.startswith("ALARM")]
     assert [line.split(":")[0] for line in loud] == ["ALARM at step 2", "ALARM at step 6"]
-    assert "accepts 0.12 of its drafts" in loud[0] and "promises at least 0.79" in loud[0] and loud[0].endswith(CAUSES)
+    assert "accepts 0.12 of its drafts" in loud[0] and "promises at least 0.79" in loud[0]
+    assert NOT_ACCEPTED.causes in loud[0] and "python -m launch.diagnose" in loud[0]
     assert [line.split()[0] for line in lines if line.endswith("draft alarm")] == ["2", "4", "6"]
+
+
+def test_the_share_is_the_time_that_steps_with_draft_training_take_longer() -> None:
+    logged: list[Mapping[str, Any]] = []
+
+    def log(step: int, metrics: Mapping[str, Any]) -> dict[str, float | None]:
+        logged.append(metrics)
+        return dict(metrics)
+
+    share = DraftShare(log)
+    share(1, {"draft/trained": 1, "time/step": 60.0})
+    for step in range(2, 18):
+        trained = step % 4 == 0
+        share(step, {"draft/trained": int(trained), "time/step": 1.5 if trained else 1.0})
+    share(18, {"draft/trained": 0, "time/step": 90.0, "time/generation": 80.0})
+    # Needs steps of both kinds. The first step, which compiles, and probes do not count.
+    assert [metrics["time/draft_training"] for metrics in logged[:3]] == [None] * 3
+    trained = 5 / 18
+    assert logged[-1]["time/draft_training"] == pytest.approx(trained * 0.5 / (1 + trained * 0.5))
+    share(19, {"time/step": 1.0})
+    assert "time/draft_training" not in logged[-1]

@@ -13,10 +13,18 @@ import pytest
 from specjax.checkpoint import Checkpointer
 from specjax.rollout.generate import place
 from specjax.rollout.speculative import speculative_rollout
-from specjax.train.adaptation import Adaptation, DraftTrainingConfig, Replay, adapt, draft_is_due, init_adaptation
 from specjax.train.batch import ScoredSequences, TrainBatch
-from specjax.train.gradients import LossContext, accumulate
-from specjax.train.loss_sums import DraftSums
+from specjax.train.draft.loss import DraftSums
+from specjax.train.draft.replay import Replay
+from specjax.train.draft.schedule import (
+    DraftTrainingConfig,
+    DraftTrainingState,
+    draft_is_due,
+    init_draft_training,
+    update_schedule,
+)
+from specjax.train.gradients import accumulate
+from specjax.train.loss_context import LossContext
 from specjax.train.state import init_train_state
 from specjax.train.train_step import StepResult, make_train_step
 from specjax.types import Params, PyTree, TrainState
@@ -115,17 +123,18 @@ def draft_gradient(params: Params, tokens: np.ndarray, completion: np.ndarray) -
 def test_a_training_step_learns_from_this_rollout_and_those_kept_by_the_policy_as_it_is(run) -> None:
     before, after = run[3][0], run[4][0]
     # Step 3 trained on the rollouts kept before it and on its own, which then replaced the oldest.
-    kept, own = before.adaptation.replay, after.adaptation.replay
-    tokens = np.concatenate([*kept.tokens, own.tokens[3 % 2]])
-    start, end = (np.concatenate([*getattr(kept, name), getattr(own, name)[3 % 2]]) for name in ("start", "end"))
+    old, new = before.adaptation.replay, after.adaptation.replay
+    tokens, start, end = (
+        np.concatenate([*getattr(old, name), getattr(new, name)[3 % 2]]) for name in ("tokens", "start", "end")
+    )
     column = np.arange(tokens.shape[1])[None]
     completion = (column >= start[:, None]) & (column < end[:, None])
     assert completion.reshape(3, -1).any(axis=1).all()
     expected = draft_gradient(before.params, tokens, completion)
     assert relative_gap(last_gradients(after).draft, expected) < 1e-5
-    own_rows = (np.arange(len(tokens)) >= 2 * 8 * GROUP)[:, None]
-    alone = draft_gradient(before.params, tokens, completion & own_rows)
-    assert relative_gap(last_gradients(after).draft, alone) > 1e-2
+    newest = (np.arange(len(tokens)) >= 2 * 8 * GROUP)[:, None]
+    without_replay = draft_gradient(before.params, tokens, completion & newest)
+    assert relative_gap(last_gradients(after).draft, without_replay) > 1e-2
 
 
 def test_a_fall_of_acceptance_triggers_training_and_does_not_change_the_policy(step, run) -> None:
@@ -159,10 +168,10 @@ def test_a_restored_state_continues_identically(step, run, tmp_path: Path) -> No
     with Checkpointer(tmp_path, keep=1) as saves:
         saves.save(2, state, {}, {})
     with Checkpointer(tmp_path) as saves:
-        found = saves.restore(abstract(state)).state
+        state = saves.restore(abstract(state)).state
     for number in (3, 4):
-        found, _, _ = step(found)
-        assert_same_bits(host_copy(found), run[number][0])
+        state, _, _ = step(state)
+        assert_same_bits(host_copy(state), run[number][0])
 
 
 @pytest.mark.slow
@@ -190,12 +199,12 @@ def test_replay_is_the_gradient_of_all_rows_and_leaves_the_policys(run) -> None:
 
 
 def batch_with(proposed: int, accepted: int) -> ScoredSequences:
-    stood, kept = (jnp.arange(100)[None] < count for count in (proposed, accepted))
+    first, second = (jnp.arange(100)[None] < count for count in (proposed, accepted))
     scores = dict(reward=jnp.zeros(1), counted=jnp.ones(1, bool))
-    return ScoredSequences(jnp.zeros((1, 100), jnp.int32), stood, **scores, proposed=stood, accepted=kept)
+    return ScoredSequences(jnp.zeros((1, 100), jnp.int32), first, **scores, proposed=first, accepted=second)
 
 
-def state_of(step: int, adaptation: Adaptation | None) -> TrainState:
+def state_of(step: int, adaptation: DraftTrainingState | None) -> TrainState:
     draft = {"w": jnp.ones(2)}
     return TrainState(jnp.int32(step), Params({}, draft), Params({}, {}), None, None, adaptation)
 
@@ -204,13 +213,15 @@ def sums_of(proposed: int, accepted: int, mean: float, predicted: float = 0.5) -
     return DraftSums(*map(jnp.float32, (100, 0, 100 * predicted, 10_000, proposed, mean * proposed, accepted)))
 
 
-def watch(counts: list[tuple[int, int, float]], trained: tuple[bool, ...] = ()) -> list[tuple[Adaptation, dict]]:
+def watch(
+    counts: list[tuple[int, int, float]], trained: tuple[bool, ...] = ()
+) -> list[tuple[DraftTrainingState, dict]]:
     """Return the adaptation after each step with these counts: (proposed, accepted, mean promised)."""
     config = DraftTrainingConfig()
-    state, seen = state_of(0, init_adaptation(config, None)), []
+    state, seen = state_of(0, init_draft_training(config, None)), []
     for i, (proposed, accepted, mean) in enumerate(counts):
         now, sums = bool(trained[i : i + 1] == (True,)), sums_of(proposed, accepted, mean)
-        state, metrics = adapt(config, state, batch_with(proposed, accepted), sums, now)
+        state, metrics = update_schedule(config, state, batch_with(proposed, accepted), sums, now)
         seen.append((state.adaptation, metrics))
     return seen
 
@@ -225,7 +236,7 @@ def test_the_best_acceptance_is_a_running_mean_since_the_last_training() -> None
 @pytest.mark.parametrize("accepted, trains", [(55, False), (47, False), (46, True)])
 def test_a_step_with_acceptance_far_below_the_best_triggers_training(accepted: int, trains: bool) -> None:
     """The threshold is reduced by two standard deviations of the noise, 8.8 of 100 drafts."""
-    best = replace(init_adaptation(DraftTrainingConfig(), None), best=jnp.float32(0.74), wait=jnp.int32(9))
+    best = replace(init_draft_training(DraftTrainingConfig(), None), best=jnp.float32(0.74), wait=jnp.int32(9))
     config = DraftTrainingConfig(every=100, max_every=100, fall=0.25)
     assert bool(draft_is_due(config, state_of(7, best), batch_with(100, accepted))) == trains
     # Acceptance did not fall if nothing was drafted, or if the rollout does not report it.
@@ -241,13 +252,13 @@ def test_training_gets_rarer_while_acceptance_holds_and_returns_when_it_changes(
     In step 190, measured acceptance falls.
     """
     config, trained = DraftTrainingConfig(every=2, max_every=16), []
-    state = state_of(0, init_adaptation(config, None))
+    state = state_of(0, init_draft_training(config, None))
     for step in range(1000):
         accepted, predicted = 20 if step == 190 else 50, 0.3 + 0.01 * min(step, 20)
         predicted -= 0.002 * min(max(step - 200, 0), 25)
         batch = batch_with(100, accepted)
         due = bool(draft_is_due(config, state, batch))
-        state, _ = adapt(config, state, batch, sums_of(100, accepted, 0.5, predicted), due)
+        state, _ = update_schedule(config, state, batch, sums_of(100, accepted, 0.5, predicted), due)
         trained += [step] * due
     assert set(np.diff([step for step in trained if step <= 20])) == {2}
     intervals = np.diff([step for step in trained if step < 190]).tolist()
@@ -260,15 +271,15 @@ def test_training_gets_rarer_while_acceptance_holds_and_returns_when_it_changes(
 
 def test_a_loss_of_nan_does_not_change_the_schedule() -> None:
     config = DraftTrainingConfig(every=2, max_every=8)
-    state = state_of(0, init_adaptation(config, None))
+    state = state_of(0, init_draft_training(config, None))
     for predicted in (0.5, np.nan, 0.5):
-        state, _ = adapt(config, state, batch_with(100, 50), sums_of(100, 50, 0.5, predicted), due=True)
+        state, _ = update_schedule(config, state, batch_with(100, 50), sums_of(100, 50, 0.5, predicted), due=True)
     assert float(state.adaptation.fast) == 0.5 and int(state.adaptation.interval) == 2
 
 
 def test_a_fixed_schedule_is_not_traced() -> None:
     always = DraftTrainingConfig(max_every=1)
-    state, batch = state_of(0, init_adaptation(always, None)), batch_with(10, 5)
+    state, batch = state_of(0, init_draft_training(always, None)), batch_with(10, 5)
     assert draft_is_due(always, state, batch) is True
     assert draft_is_due(always, replace(state, params=Params({}, {})), batch) is False
     with refuses("draft_training = ...max_every=32"):

@@ -15,11 +15,13 @@ from specjax.keys import seed_step
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
-from specjax.train.adaptation import ALARM_PATIENCE, DraftTrainingConfig, adapt, init_adaptation
-from specjax.train.anchors import with_keys
 from specjax.train.batch import ScoredSequences, TrainBatch, join_completions
-from specjax.train.gradients import LossContext, accumulate
-from specjax.train.loss_sums import DraftSums
+from specjax.train.draft.alarm import ALARM_PATIENCE
+from specjax.train.draft.anchors import with_keys
+from specjax.train.draft.loss import DraftSums
+from specjax.train.draft.schedule import DraftTrainingConfig, init_draft_training, update_schedule
+from specjax.train.gradients import accumulate
+from specjax.train.loss_context import LossContext
 from specjax.types import Params, Rollout, TrainState
 from tests.tiny import World, distilled
 
@@ -120,14 +122,14 @@ def adaptations(
         params=weights(draft),
         optimizer=Params({}, {}),
         reference=None,
-        adaptation=init_adaptation(CONFIG, None),
+        adaptation=init_draft_training(CONFIG, None),
     )
     seen = []
     for step in range(ALARM_PATIENCE):
         rollout = decode(fault, verifier)(weights(decoded or draft), WORLD.batch, seed_step(5, step))
         batch = sequences_of(rollout)
         sums = measure(verifier, anchors)(state.params, batch)
-        state, metrics = adapt(CONFIG, state, batch, sums, due=False)
+        state, metrics = update_schedule(CONFIG, state, batch, sums, due=False)
         drafted, taken = float(jnp.sum(rollout.draft_outcome > 0)), float(jnp.sum(rollout.draft_outcome == 2))
         rate = float(metrics["draft/measured_acceptance"])
         if anchors:

@@ -1,0 +1,216 @@
+"""Alarms and notices about a run's draft, with their causes and the next command, and its share of the time."""
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from launch.cli.console import console
+from launch.run.step_timer import DispatchedStep
+from launch.setup.drafts.base import MORE_TRAINING, Draft
+from launch.setup.experiment import Experiment
+from specjax.cost import Drafting, acceptance_length, batch_gain, choose, expected_speedup
+from specjax.parallel import processes
+from specjax.rollout.plan import Phase, RolloutConfig
+from specjax.train.draft.alarm import ALARM_MARGIN, ALARM_PATIENCE
+
+Log = Callable[[int, Mapping[str, Any]], dict[str, float | None]]
+
+# Any trained draft that was loaded correctly has at least this predicted acceptance at position 1.
+LEAST_ACCEPTANCE = 0.2
+# Steps that draft training's share of the time is measured over.
+MOST_TIMED = 32
+
+
+class Alert(NamedTuple):
+    """Text of an alert: what happened, its usual causes, and what to do next."""
+
+    text: str
+    causes: str
+    advice: str
+
+    def line(self, **values: object) -> str:
+        """Return the alert with its values filled in."""
+        return f"{self.text}. The usual causes: {self.causes}. Next: {self.advice}".format(**values)
+
+
+NOT_ACCEPTED = Alert(
+    f"ALARM at step {{step}}: the rollout accepts {{measured}} of its drafts at position 1, but training on the same "
+    f"tokens promises at least {{promised}}, for {ALARM_PATIENCE} steps in a row. The output distribution is still "
+    "exact, but drafting is broken",
+    "features of the wrong layers, another rope base, features and tokens paired off by one, a shuffled draft "
+    "vocabulary (d2t), stale draft weights in the rollout, a draft cache that is not repaired or starts late",
+    "python -m launch.diagnose CONFIG --checkpoint RUN tells them apart",
+)
+# The stated acceptance holds for the prompts that it was measured on. A head distilled on GSM8K, which stated 0.45, had
+# 0.21 on short instructions.
+WRONGLY_LOADED = Alert(
+    "ALARM: the draft of {read_from} has a predicted acceptance of {predicted:.2f} in the first step; {expected}. The "
+    "output distribution is still exact",
+    "it was trained on another domain of prompts than this run's; {causes}",
+    f"python -m launch.diagnose CONFIG; if nothing is off, the draft needs {MORE_TRAINING}",
+)
+SLOWER = Alert(
+    "  drafting loses: {speedup:.2f} times the speed of draft length 0",
+    "low acceptance, or rounds that cost much more with a draft, as with many slots or a small policy",
+    "--rollout.draft-lengths 0 {draft_length} drafts only when that is faster",
+)
+
+
+def acceptance_alarm(step: int, measured: float | None, promised: float | None) -> str:
+    """Return the line that is logged with `draft/alarm`. Acceptance rates are those at position 1.
+
+    measured: in the rollout. promised: by draft training on the same tokens. None is shown as "-".
+    """
+    measured_text, promised_text = ("-" if rate is None else f"{rate:.2f}" for rate in (measured, promised))
+    return NOT_ACCEPTED.line(step=step, measured=measured_text, promised=promised_text)
+
+
+def wrongly_loaded(draft: Draft, predicted: float, temperature: float) -> str | None:
+    """Return an alarm if a draft from a checkpoint has too low a predicted acceptance in the first step; else None.
+
+    `draft/alarm` cannot detect this: it compares predicted with measured acceptance, and both are low. The threshold is
+    the acceptance that `made_for.json` states for the same temperature, less a margin, or else `LEAST_ACCEPTANCE`.
+
+    Args:
+        predicted:   `draft/predicted_acceptance` of the first step.
+        temperature: of the run's sampling law.
+    """
+    if draft.read_from is None:
+        return None
+    threshold, made_for = LEAST_ACCEPTANCE, draft.made_for
+    expected = f"a trained draft has at least {LEAST_ACCEPTANCE} (no value for this temperature is stated beside it)"
+    if made_for is not None and made_for.temperature == temperature and made_for.predicted_acceptance is not None:
+        threshold = max(made_for.predicted_acceptance - ALARM_MARGIN, 0.0)
+        stated = made_for.predicted_acceptance
+        expected = f"its made_for.json states {stated:.2f}, measured with the policy {made_for.policy}"
+    # NaN if the step had no token to predict.
+    if not predicted < threshold:
+        return None
+    return WRONGLY_LOADED.line(
+        read_from=draft.read_from, predicted=predicted, expected=expected, causes=draft.usual_causes
+    )
+
+
+def first_step_check(experiment: Experiment, warn: Callable[..., None]) -> Callable[[DispatchedStep], None]:
+    """Return an observer that warns after step 1 if the draft's checkpoint was loaded wrongly.
+
+    Later steps are not checked: by then the draft has been trained and differs from its files.
+    """
+
+    def check(step: DispatchedStep) -> None:
+        predicted = step.metrics.get("draft/predicted_acceptance")
+        if step.number == 1 and predicted is not None:
+            temperature = experiment.config.rollout.law.temperature
+            if (alarm := wrongly_loaded(experiment.networks.draft, float(predicted), temperature)) is not None:
+                warn(1, alarm, style="bold red")
+
+    return check
+
+
+def report_speedup(step: int, speedup: float, rollout: RolloutConfig, warn: Callable[[int, str], None]) -> None:
+    """Print the speed-up that a probe measured, or warn if a fixed draft length is slower than none."""
+    if rollout.draft_lengths:
+        console.print(f"  measured over all phases: {speedup:.2f} times the speed of draft length 0")
+    elif speedup < 1:
+        warn(step, SLOWER.line(speedup=speedup, draft_length=rollout.draft_length))
+
+
+def explain_choice(phases: Sequence[Phase], draft_lengths: Sequence[int], drafting: Drafting) -> str:
+    """Return one line per phase that explains its draft length by acceptance, gain and cost."""
+    lines, speedups = [], expected_speedup(drafting, draft_lengths).tolist()
+    for phase, index in enumerate(choose(drafting, draft_lengths).tolist()):
+        others = ", ".join(f"{k}: {x:.2f}" for k, x in zip(draft_lengths, speedups[phase], strict=True))
+        lines.append(
+            f"  draft length {draft_lengths[index]} at {_size(phases[phase])}: "
+            f"{_estimate(drafting, draft_lengths, phase, index)}; predicted speed by draft length {others}"
+        )
+    return "\n".join(lines)
+
+
+class DraftSwitches:
+    """Step observer that reports each phase in which drafting turns off or on, with the reason.
+
+    say: called with the step and the line.
+    """
+
+    def __init__(self, phases: Sequence[Phase], draft_lengths: Sequence[int], say: Callable[[int, str], None]) -> None:
+        self._phases, self._lengths, self._say = phases, draft_lengths, say
+        self._previous: list[int] | None = None  # draft length by phase in the step before
+        self._speedup = "not measured yet"
+
+    def __call__(self, step: DispatchedStep) -> None:
+        # A custom rollout function may not report its draft lengths.
+        if step.drafting is None or step.rollout.draft_length is None:
+            return
+        # All shards run at the same draft lengths.
+        lengths_by_shard, drafting = processes.fetch((step.rollout.draft_length, step.drafting))
+        lengths = lengths_by_shard[0].tolist()
+        for phase, (previous, current) in enumerate(zip(self._previous or lengths, lengths, strict=True)):
+            if (previous == 0) != (current == 0):
+                self._say(step.number, self._line(step.number, phase, previous, current, drafting))
+        self._previous = lengths
+        if (speedup := step.metrics.get("perf/speedup_vs_autoregressive")) is not None:
+            self._speedup = f"measured at step {step.number}: {float(speedup):.2f}"
+
+    def _line(self, step: int, phase: int, previous: int, current: int, drafting: Drafting) -> str:
+        """Return the line about one phase. previous, current: its draft lengths, one of which is 0."""
+        k, acceptance = max(previous, current), drafting.acceptance
+        index = self._lengths.index(k)
+        rate = f"{float(acceptance.accepted[0] / acceptance.drafted[0]):.2f}" if acceptance.drafted[0] > 0 else "-"
+        return (
+            f"step {step}: drafting turns {'on' if current else 'off'} at {_size(self._phases[phase])}. Draft length "
+            f"{k}: {_estimate(drafting, self._lengths, phase, index)}; acceptance at position 1 {rate}, predicted "
+            f"{float(acceptance.predicted):.2f}; predicted speed-up "
+            f"{float(expected_speedup(drafting, self._lengths)[phase, index]):.2f}, over all phases {self._speedup}"
+        )
+
+
+def _size(phase: Phase) -> str:
+    return f"{phase.slots} slots of {phase.window} positions"
+
+
+def _estimate(drafting: Drafting, draft_lengths: Sequence[int], phase: int, index: int) -> str:
+    """Return the acceptance, gain and cost from which a draft length in a phase is judged."""
+    length = float(acceptance_length(drafting.acceptance, draft_lengths)[index])
+    gain = float(batch_gain(drafting, draft_lengths)[phase, index])
+    cost = float(drafting.seconds[phase, index] / drafting.seconds[phase, 0])
+    return (
+        f"acceptance length {length:.2f}, {gain:.2f} for the batch, at {cost:.2f} times the cost of a round at "
+        f"{draft_lengths[0]}"
+    )
+
+
+class DraftShare:
+    """Log that adds `time/draft_training` to each step before `log` writes it.
+
+    It compares the median time of the last steps that trained the draft with that of the last that did not. Steps that
+    compile or time themselves are left out.
+
+    log: writes metrics and returns the values written.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self._log = log
+        self._seconds: dict[bool, deque[float]] = {kind: deque(maxlen=MOST_TIMED) for kind in (True, False)}
+        self._trained: deque[bool] = deque(maxlen=MOST_TIMED)
+        self._first = True
+
+    def __call__(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float | None]:
+        """Add the share to the metrics of a step, and log them."""
+        if "draft/trained" not in metrics:
+            return self._log(step, metrics)
+        trained = bool(metrics["draft/trained"])
+        self._trained.append(trained)
+        if not self._first and "time/generation" not in metrics and "time/step" in metrics:
+            self._seconds[trained].append(float(metrics["time/step"]))
+        self._first = False
+        return self._log(step, {**metrics, "time/draft_training": self._share()})
+
+    def _share(self) -> float | None:
+        """Return the share of the time of the last steps; None until both kinds of step have been timed."""
+        if not all(self._seconds.values()):
+            return None
+        with_draft, without = (statistics.median(self._seconds[kind]) for kind in (True, False))
+        extra = statistics.fmean(self._trained) * max(with_draft - without, 0.0)
+        return extra / (without + extra)

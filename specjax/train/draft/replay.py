@@ -1,0 +1,45 @@
+"""Earlier rollouts on which a draft is trained again."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from specjax.train.batch import Sequences
+from specjax.types import TrainState, pytree
+
+
+@pytree
+class Replay:
+    """The last n rollouts; each overwrites the one n steps before it.
+
+    tokens: int32 [n, R, S], as those of `Sequences`. start, end: int32 [n, R], where the completion begins, and ends.
+    """
+
+    tokens: Int[Array, "n R S"]
+    start: Int[Array, "n R"]
+    end: Int[Array, "n R"]
+
+    @classmethod
+    def empty(cls, count: int, rows: tuple[int, int]) -> "Replay":
+        """Return room for `count` rollouts of shape (R, S)."""
+        # Separate arrays: a state is donated, and no buffer can be donated twice.
+        shapes = (count, *rows), (count, rows[0]), (count, rows[0])
+        return cls(*(jnp.zeros(shape, jnp.int32) for shape in shapes))
+
+    def rows(self) -> Sequences:
+        """Return the rollouts as rows [n, R, ..]."""
+        column = jnp.arange(self.tokens.shape[-1])[None, None]
+        return Sequences(self.tokens, (column >= self.start[..., None]) & (column < self.end[..., None]))
+
+    def add(self, sequences: Sequences, step: Int[Array, ""]) -> "Replay":
+        """Overwrite the oldest rollout."""
+        end = sequences.lengths
+        new = Replay(sequences.tokens, end - jnp.sum(sequences.completion, axis=1, dtype=jnp.int32), end)
+        at = step % len(self.tokens)
+        return jax.tree.map(lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, at, 0), self, new)
+
+
+def replay_rows(state: TrainState) -> Sequences | None:
+    """Return the rows of earlier rollouts to train on, [n, R, ..], or None."""
+    replay: Replay | None = None if state.adaptation is None else state.adaptation.replay
+    return None if replay is None else replay.rows()

@@ -1,0 +1,57 @@
+"""Functions and options that the losses of both networks share."""
+
+from dataclasses import dataclass
+
+from specjax.drafters import Drafter
+from specjax.drafters.base import Anchors
+from specjax.log_probs import teacher_forced
+from specjax.sampling import SamplingLaw
+from specjax.train.batch import Sequences
+from specjax.train.draft.anchors import draw_anchors
+from specjax.train.loss import LossConfig, LossFn, policy_loss
+from specjax.types import Policy, PolicyOutput, PyTree
+from specjax.verify import Verifier, VerifierName
+
+
+@dataclass(frozen=True)
+class LossContext:
+    """Functions and options that both losses share.
+
+    Attributes:
+        law:          the rollout's.
+        loss:         options of `loss_fn`.
+        loss_fn:      the policy's loss.
+        verifier:     the rollout's, which tells how many drafted tokens should have been accepted.
+        microbatches: parts in which a gradient is accumulated; any number gives the same.
+        ladder:       windows that a microbatch may be cut to (specjax.train.ladder); any gives the same gradient.
+        budget:       the most tokens that a completion may have; None for as many as a row.
+        logit_chunk:  positions of each row whose logits exist at a time (specjax.log_probs); 0 for all.
+        train_draft:  False: the draft's loss is measured alone, and its gradient is zero.
+        anchors:      completion tokens of each row at which the draft learns; 0 for all.
+    """
+
+    policy: Policy
+    drafter: Drafter
+    law: SamplingLaw
+    loss: LossConfig = LossConfig()
+    loss_fn: LossFn = policy_loss
+    verifier: VerifierName | Verifier = "rejection"
+    microbatches: int = 1
+    ladder: tuple[int, ...] = ()
+    budget: int | None = None
+    logit_chunk: int = 0
+    train_draft: bool = True
+    anchors: int = 0
+
+    def forward(self, weights: PyTree, sequences: Sequences) -> PolicyOutput:
+        """Run the policy over whole rows."""
+        routes = sequences.routes if self.loss.routing == "replay" else None
+        return teacher_forced(self.policy, weights, sequences.tokens, self.logit_chunk, routes)
+
+    def anchors_of(self, sequences: Sequences) -> Anchors | None:
+        """Draw the anchors of rows that have keys; None: the draft learns at every completion token."""
+        if not self.anchors:
+            return None
+        if sequences.keys is None:
+            raise ValueError(f"anchors = {self.anchors}: the sequences have no keys to draw them with")
+        return draw_anchors(sequences.keys, sequences.completion, self.anchors)
