@@ -32,8 +32,8 @@ from launch.rewards.reward_fn import make_reward
 from launch.setup.experiment import Experiment, build_experiment
 from launch.timing import format_provenance
 from specjax import Params, init_train_state
+from specjax.asynchronous.step import AsynchronousStep
 from specjax.parallel.mesh import MeshConfig
-from specjax.train.asynchronous import AsynchronousStep
 from specjax.train.stages import Stages
 
 LAGS = (0, 1, 2)

@@ -23,10 +23,10 @@ from launch.run.pin_references import with_commits
 from launch.run.start import Start, held_out_evaluator, resume_from, start_new, warn_of_start
 from launch.run.step_checks import describe_healthy
 from launch.setup.experiment import Experiment, build_experiment
+from specjax.asynchronous.step import AsynchronousStep
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
 from specjax.rewards import RewardFn
-from specjax.train.asynchronous import AsynchronousStep
 from specjax.train.stages import Stages
 from specjax.train.timed_step import ProbeStep
 from specjax.train.train_step import TrainStep

@@ -75,8 +75,8 @@ class TrainState:
         reference:  Policy parameters that KL is measured against, never updated; or None.
         drafting:   State from which draft lengths are chosen (specjax.cost.Drafting); None if there is only one length.
         adaptation: State that controls draft training (specjax.train.draft.schedule); None without a draft to train.
-        ahead:      Rollouts that wait for their updates (specjax.train.asynchronous), oldest first; on their own mesh.
-        carried:    Groups that the newest rollout left unfinished (specjax.train.carry_over), on the mesh that
+        ahead:      Rollouts that wait for their updates (specjax.asynchronous), oldest first; on their own mesh.
+        carried:    Groups that the newest rollout left unfinished (specjax.carry_over), on the mesh that
                     generates. None without carry-over.
     """
 
@@ -95,14 +95,14 @@ class Prompts:
     """A batch of prompts.
 
     id:      unique within a batch. The host looks up answers by it, and a prompt's noise is keyed by it.
-    carried: what earlier rollouts wrote of the sequences (specjax.train.carry_over). The rollout goes on with them, and
+    carried: what earlier rollouts wrote of the sequences (specjax.carry_over). The rollout goes on with them, and
              ends before all are done. None: it begins all sequences and ends them.
     """
 
     tokens: Int[Array, "N P"]
     lengths: Int[Array, "N"]
     id: Int[Array, "N"]
-    carried: "Carried | None" = None
+    carried: "Rollout | None" = None
 
 
 @pytree
@@ -292,6 +292,10 @@ class Rollout:
         """
         return jnp.maximum(self.lengths - 1, 0) if self.row_rounds is None else self.row_rounds
 
+    def whole_groups(self, groups: int) -> Bool[Array, "N"] | None:
+        """Return for each of so many groups whether all of its sequences have ended; None without `done`: all have."""
+        return None if self.done is None else jnp.all(self.done.reshape(groups, -1), axis=1)
+
     @property
     def written(self) -> Int[Array, "R"]:
         """Return how many tokens this rollout wrote of each sequence: all but those carried over."""
@@ -313,28 +317,14 @@ class Ahead:
 
 
 @pytree
-class Carried:
-    """R sequences as earlier rollouts left them, in the fields of a `Rollout`. Length 0 where a sequence begins."""
-
-    tokens: Int[Array, "R C"]
-    lengths: Int[Array, "R"]
-    stopped: Bool[Array, "R"]
-    law: Float[Array, "R C"]
-    full: Float[Array, "R C"]
-    writer: Int[Array, "R C"]
-    done: Bool[Array, "R"]
-    versions: Int[Array, "R C"]
-
-
-@pytree
 class CarryOver:
     """Groups that a rollout left unfinished. Each stays in its rows.
 
     prompts:   prompts of that rollout.
     kept:      bool [N], groups that go on.
-    sequences: of all rows, also of those that do not go on.
+    sequences: what rollouts wrote so far, with versions, of all rows, also of those that do not go on.
     """
 
     prompts: Prompts
     kept: Bool[Array, "N"]
-    sequences: Carried
+    sequences: Rollout

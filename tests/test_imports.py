@@ -20,9 +20,9 @@ ROOMS = {
         ("log_probs", "quantization", "verify"),
         ("drafters",),
         ("rollout",),
-        ("cost", "rewards"),
+        ("carry_over", "cost", "rewards"),
         ("train",),
-        ("checkpoint_integrity", "writing"),
+        ("asynchronous", "checkpoint_integrity", "writing"),
         ("checkpoint", "testing"),
     ),
     "models": (

@@ -8,7 +8,7 @@ from specjax.parallel.mesh import MeshConfig
 
 @dataclass(frozen=True)
 class AsynchronousConfig(Options):
-    """Rollouts on devices of their own, generated while earlier ones train (specjax.train.asynchronous).
+    """Rollouts on devices of their own, generated while earlier ones train (specjax.asynchronous).
 
     Attributes:
         lag:          Updates between the networks that generate a rollout and those that it trains. None: rollouts and

@@ -22,8 +22,8 @@ from launch.costs.turns import Record, timed_turns
 from launch.setup.experiment import Experiment
 from launch.setup.memory import check_training
 from launch.timing import interval
+from specjax.asynchronous.step import AsynchronousStep
 from specjax.parallel import processes
-from specjax.train.asynchronous import AsynchronousStep
 
 SYNCHRONOUS = "synchronous"
 # Steps of each kind in a turn. With lag, others come before them and fill the pipeline.

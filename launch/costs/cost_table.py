@@ -18,11 +18,11 @@ from launch.costs.turns import timed_turns
 from launch.setup.experiment import Experiment
 from launch.setup.networks import Networks
 from models.files import write_atomically
+from specjax.asynchronous.weight_transfer import Send, copy_on
 from specjax.cost import Cell, Drafting, fit, round_seconds
 from specjax.parallel import processes
 from specjax.rollout.generate import make_prepare, prepare
 from specjax.rollout.plan import Phase, RolloutConfig
-from specjax.rollout.send import Send, copy_on
 from specjax.types import Mixture, Params, Prompts, TrainState
 
 COST_TABLE = "cost_table.json"

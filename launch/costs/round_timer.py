@@ -20,7 +20,7 @@ from specjax.drafters import Drafter
 from specjax.keys import seed_step
 from specjax.parallel.mesh import BATCH_AXES
 from specjax.rollout.generate import place
-from specjax.rollout.plan import Phase, RolloutConfig, lay_out
+from specjax.rollout.plan import Phase, RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, rounds
 from specjax.rollout.speculative import start_rollout
 from specjax.types import Params, Policy, Prompts
@@ -174,14 +174,11 @@ def first_rows(decoding: Decoding, prompts: Prompts, phase: Phase, *, blank: boo
     blank: skip the prefill; everything is zero except the prompt length. Rounds cost the same, but the caches are not
     sharded over the tensor axis.
     """
-    config, (count, width) = decoding.config, prompts.tokens.shape
-    sequences = count * config.group_size
-    # True if sequences leave their slots before the rollout ends: the drafter's state then has room for that.
-    leaving = lay_out(config, sequences, width)[-1].slots < sequences
+    width = prompts.tokens.shape[1]
 
     def start() -> RoundState:
-        rows = start_rollout(decoding, prompts, seed_step(0, -3), phase.slots, leaving=leaving).state
-        return kv.resize(rows, phase.window - width - config.max_new_tokens)
+        rows = start_rollout(decoding, prompts, seed_step(0, -3), phase.slots).state
+        return kv.resize(rows, phase.window - width - decoding.config.max_new_tokens)
 
     if not blank:
         return start()

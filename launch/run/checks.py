@@ -17,8 +17,7 @@ from launch.run.supervised_warmup import check_warmup
 from launch.setup.experiment import Experiment
 from launch.setup.memory import check_rollout, check_training
 from specjax.parallel import processes
-from specjax.train.carry_over import check_carry_over
-from specjax.train.config import check_mixture
+from specjax.train.config import check_carry_over, check_mixture
 from specjax.train.loss import LossInputs, per_token_loss
 
 

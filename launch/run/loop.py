@@ -19,10 +19,10 @@ from launch.run.logs import RunLogs
 from launch.run.start import Start, checkpoint_extra
 from launch.run.step_timer import DispatchedStep
 from launch.setup.experiment import Experiment
+from specjax.asynchronous.step import AsynchronousStep, MixedVersions
+from specjax.carry_over.groups import next_prompts
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
-from specjax.train.asynchronous import AsynchronousStep, MixedVersions
-from specjax.train.carry_over import next_prompts
 from specjax.train.timed_step import ProbeStep
 from specjax.train.train_step import StepResult
 from specjax.types import Prompts, TrainState

@@ -22,14 +22,15 @@ from launch.setup.draft import BUILDERS
 from launch.setup.networks import Networks, build_networks
 from launch.setup.problems import Problems, build_problems, build_tokenizer
 from specjax import kernels
+from specjax.asynchronous.weight_transfer import check_sizes
+from specjax.carry_over.groups import nothing_carried
+from specjax.carry_over.rollout import carry_over, carry_over_fn
 from specjax.keys import SeedStep
 from specjax.options import nearest_divisors, nearest_multiples
 from specjax.parallel.mesh import MeshConfig, batch_shards, disjoint_mesh, make_mesh
 from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
 from specjax.rollout.plan import Phase, RolloutConfig, lay_out
-from specjax.rollout.send import check_sizes
 from specjax.rollout.speculative import speculative_rollout
-from specjax.train.carry_over import nothing_carried, with_versions
 from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.train.loss import LossFn, policy_loss
 from specjax.types import Params, Prompts, Rollout
@@ -123,18 +124,18 @@ class Experiment:
         phases = len(lay_out(config, rows // batch_shards(mesh), width))
         step = jax.ShapeDtypeStruct((), jnp.int32)
         draft_length_indices = jax.ShapeDtypeStruct((phases,), jnp.int32) if config.draft_lengths else None
-        generate = per_shard(self.rollout_fn, policy, drafter, config, mesh)
-        batch, carrying = self.abstract_prompts(prompts), training and config.carry_over is not None
 
         def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
-            before = nothing_carried(config, *prompts.tokens.shape).sequences if carrying else None
-            prepared = prepare(policy, drafter, params)
-            rollout = generate(prepared, replace(prompts, carried=before), seed_step, chosen)
-            return rollout if before is None else with_versions(rollout, before, seed_step[1])
+            carried = nothing_carried(config, (len(prompts.lengths), width)) if training else None
+            rollout_fn = self.rollout_fn if carried is None else carry_over_fn(self.rollout_fn)
+            generate = per_shard(rollout_fn, policy, drafter, config, mesh)
+            if carried is not None:
+                generate = carry_over(generate, carried, seed_step[1])
+            return generate(prepare(policy, drafter, params), prompts, seed_step, chosen)
 
         try:
             with jax.set_mesh(mesh):
-                args = replace(params, memory=()), batch, (step, step), draft_length_indices
+                args = replace(params, memory=()), self.abstract_prompts(prompts), (step, step), draft_length_indices
                 rollout = jax.eval_shape(run, *args)
         except (TypeError, ValueError) as error:
             name, reason = self.config.rollout.function, str(error)

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch.setup.experiment import Experiment
-from specjax.train.asynchronous import waiting_sharding
+from specjax.asynchronous.step import waiting_sharding
 from specjax.train.state import abstract_train_state, init_train_state
 from specjax.types import Ahead, Params, TrainState
 

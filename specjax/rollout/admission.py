@@ -13,7 +13,7 @@ from specjax.drafters.lookup import encode
 from specjax.keys import SeedStep, sequence_keys
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, commit, no_proposal, routes_of
-from specjax.types import Cache, Carried, Prompts, Rollout, pytree
+from specjax.types import Cache, Prompts, Rollout, pytree
 
 # The fields of a `Rollout` that a `RoundState` accumulates.
 BY_TOKEN = "tokens", "law", "full", "draft_outcome", "writer"
@@ -101,14 +101,12 @@ def start_rows(
     sequence: Int[Array, "B"],
     seed_step: SeedStep,
     length: int,
-    carried: Carried | None = None,
 ) -> RoundState:
-    """Return rows with their next token: row b is sequence `sequence[b]`, a sample of prompt `prompt[b]` of `kept`.
+    """Return rows with their first token: row b is sequence `sequence[b]`, a sample of prompt `prompt[b]` of `kept`.
 
-    length:  number of positions of their caches.
-    carried: what earlier rollouts wrote of each row; it is part of the prompts in `kept`. None: nothing.
+    length: number of positions of their caches.
     """
-    policy, config, rows = decoding.policy, decoding.config, len(prompt)
+    config, rows = decoding.config, len(prompt)
     prefilled: Prefill = jax.tree.map(lambda x: x[prompt], kept)
     prefilled = kv.resize(prefilled, length - prefilled.cache[0].k.shape[2])
     zeros, routes = jnp.zeros(rows, jnp.int32), prefilled.routes
@@ -126,24 +124,15 @@ def start_rows(
         routes=routes,
         **_blank_record(config, rows, config.max_new_tokens + config.slack),
     )
-    position = state.prompt
-    if carried is not None:
-        state = replace(put_carried(state, carried, jnp.ones(rows, bool)), prompt=position - carried.lengths)
-    noise = decoding.verifier.noise(state.keys, position, 0, policy.vocab_size)
-    features = prefilled.features if config.slack > 1 else None
-    return commit(decoding, state, prefilled.logits, features, no_proposal(rows, policy), noise)
+    return next_token(decoding, state, prefilled)
 
 
-def put_carried(state: RoundState, carried: Carried, rows: Bool[Array, "B"]) -> RoundState:
-    """Return the state with what earlier rollouts wrote of these rows."""
-    more = ((0, 0), (0, state.tokens.shape[1] - carried.tokens.shape[1]))
-    written = {name: jnp.pad(getattr(carried, name), more) for name in ("tokens", "law", "full", "writer")}
-    written |= dict(emitted=carried.lengths, done=carried.done, stopped=carried.stopped)
-
-    def choose(new: Array, old: Array) -> Array:
-        return jnp.where(rows.reshape(-1, *(1,) * (old.ndim - 1)), new, old)
-
-    return replace(state, **{name: choose(new, getattr(state, name)) for name, new in written.items()})
+def next_token(decoding: Decoding, state: RoundState, prefilled: Prefill) -> RoundState:
+    """Return the rows with the token after their prefill."""
+    policy = decoding.policy
+    noise = decoding.verifier.noise(state.keys, state.visible + 1, 0, policy.vocab_size)
+    features = prefilled.features if decoding.config.slack > 1 else None
+    return commit(decoding, state, prefilled.logits, features, no_proposal(len(state.done), policy), noise)
 
 
 @jax.named_scope("admit")
@@ -177,11 +166,11 @@ def admit(
     return Carry(state, queue, record)
 
 
-def write_back(record: Rollout, state: RoundState, *, unfinished: bool = False) -> Rollout:
-    """Return the record with the results of the finished rows written into it, or of all rows if `unfinished`."""
+def write_back(record: Rollout, state: RoundState, *, live: bool = False) -> Rollout:
+    """Return the record with the results of the finished rows written into it; with `live`, of all rows."""
     budget = record.tokens.shape[1]
     real = jnp.arange(budget)[None] < state.emitted[:, None]
-    into = state.sequence if unfinished else jnp.where(state.done, state.sequence, len(record.lengths))
+    into = state.sequence if live else jnp.where(state.done, state.sequence, len(record.lengths))
 
     def put(name: str, new: Array) -> Array:
         if name in BY_TOKEN:

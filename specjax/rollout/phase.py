@@ -10,21 +10,28 @@ from specjax import cache as kv
 from specjax import kernels
 from specjax.keys import SeedStep
 from specjax.rollout.admission import Carry, admit
-from specjax.rollout.plan import Phase, admission
+from specjax.rollout.plan import Phase, admission, lay_out
 from specjax.rollout.rounds import Decoding, RoundState, StopCondition, rounds
 from specjax.types import Prompts
 
 
 @dataclass(frozen=True)
 class PhaseRun:
-    """Phase `number` of the rollout of `prompts`. unfinished: sequences that may be live when the rollout ends."""
+    """Phase `number` of the rollout of `prompts`. live_at_end: how many rows may be live when the rollout ends."""
 
     decoding: Decoding
     prompts: Prompts
     seed_step: SeedStep
-    phases: tuple[Phase, ...]
-    number: int
-    unfinished: Int[Array, ""] | None = None
+    number: int = 0
+    live_at_end: Int[Array, ""] | int = 0
+
+    @property
+    def sequences(self) -> int:
+        return len(self.prompts.lengths) * self.decoding.config.group_size
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return lay_out(self.decoding.config, self.sequences, self.prompts.tokens.shape[1])
 
     @property
     def phase(self) -> Phase:
@@ -78,7 +85,7 @@ class PhaseRun:
 
     def _waiting(self, carry: Carry) -> Int[Array, ""]:
         assert carry.queue is not None
-        return len(self.prompts.lengths) * self.decoding.config.group_size - carry.queue.next_sequence
+        return self.sequences - carry.queue.next_sequence
 
     def _has_room(self, state: RoundState, waiting: Int[Array, ""]) -> Bool[Array, ""]:
         rows = admission(self.decoding.config, self.phase.slots)[0]
@@ -87,7 +94,7 @@ class PhaseRun:
     def _has_ended(self, state: RoundState, waiting: Int[Array, ""] | int) -> Bool[Array, ""]:
         """Return whether none waits and the live rows fit a later phase's slots, or a row has outgrown the window."""
         live = max((later.slots for later in self.phases if later.slots < self.phase.slots), default=0)
-        most = live if self.unfinished is None else jnp.maximum(live, self.unfinished)
+        most = jnp.maximum(live, self.live_at_end)
         return ((waiting == 0) & (jnp.sum(~state.done) <= most)) | self._outgrown(state)
 
     def _outgrown(self, state: RoundState) -> Bool[Array, ""]:

@@ -26,7 +26,6 @@ from specjax.rollout.admission import (
 from specjax.rollout.lookup_acceptance import count_lookup_acceptance
 from specjax.rollout.phase import PhaseRun, plain_rounds
 from specjax.rollout.plan import RolloutConfig, admission, lay_out
-from specjax.rollout.resume import left_over, resume
 from specjax.rollout.rounds import Decoding
 from specjax.types import Params, Policy, Prompts, Rollout
 
@@ -40,42 +39,32 @@ def speculative_rollout(
     and `block` they also depend on the proposals. They depend on the other rows and the phases only where these
     decide the proposals: through automatically chosen draft lengths, or a drafter that reads other completions of the
     same prompt.
-
-    With carried sequences (`Prompts.carried`) it goes on with them, and ends when the share `config.carry_over` of
-    those that it has to generate is done. That decision reads committed tokens alone, so it leaves the law as it is.
     """
-    prompts, carried = replace(prompts, carried=None), prompts.carried
-    decoding, sequences = Decoding(policy, drafter, params, config), len(prompts.lengths) * config.group_size
-    phases = lay_out(config, sequences, prompts.tokens.shape[1])
-    carry = start_rollout(decoding, prompts, seed_step, phases[0].slots, leaving=phases[-1].slots < sequences)
-    unfinished = None
-    if carried is not None:
-        carry, unfinished = resume(decoding, carry, prompts, carried, seed_step), left_over(decoding, carried)
-    by_phase = []
-    for number, phase in enumerate(phases):
+    run = PhaseRun(Decoding(policy, drafter, params, config), prompts, seed_step)
+    return run_phases(run, start_rollout(run.decoding, prompts, seed_step, run.phase.slots)).record
+
+
+def run_phases(first: PhaseRun, carry: Carry) -> Carry:
+    """Run all phases, given the first one. Return the carry after them; its record is the rollout."""
+    decoding, by_phase = first.decoding, []
+    for number, phase in enumerate(first.phases):
         if phase.slots < len(carry.state.done):
             record = write_back(carry.record, carry.state)
-            carry = Carry(share_finished(decoding, compact(carry.state, phase.slots), record, prompts), None, record)
-        run = PhaseRun(decoding, prompts, seed_step, phases, number, unfinished)
+            state = share_finished(decoding, compact(carry.state, phase.slots), record, first.prompts)
+            carry = Carry(state, None, record)
+        run = replace(first, number=number)
         before, (carry, count) = carry, run.run(carry)
         by_phase.append((count, run.draft_length, plain_rounds(before, carry, count)))
-    loop_rounds, draft_length, plain = (jnp.stack(x)[None] for x in zip(*by_phase, strict=True))
-    record = write_back(carry.record, carry.state, unfinished=carried is not None)
-    if carried is not None:
-        record = replace(record, done=jnp.ones(sequences, bool).at[carry.state.sequence].set(carry.state.done))
-    if len(config.lengths) > 1 and not jax.tree.leaves(params.draft):
+    record = write_back(carry.record, carry.state, live=True)
+    if len(decoding.config.lengths) > 1 and not jax.tree.leaves(decoding.params.draft):
         record = replace(record, lookup_counts=count_lookup_acceptance(decoding, carry.state)[None])
-    return replace(record, loop_rounds=loop_rounds, draft_length=draft_length, plain_rounds=plain)
+    loop_rounds, draft_length, plain = (jnp.stack(x)[None] for x in zip(*by_phase, strict=True))
+    record = replace(record, loop_rounds=loop_rounds, draft_length=draft_length, plain_rounds=plain)
+    return carry._replace(record=record)
 
 
-def start_rollout(
-    decoding: Decoding, prompts: Prompts, seed_step: SeedStep, slots: int, *, leaving: bool = False
-) -> Carry:
-    """Return the start of a rollout: the first sequences in their slots, the others waiting, and an empty record.
-
-    leaving: whether sequences leave their slots before the rollout ends. The drafter's state then has room for the
-             completions of finished samples.
-    """
+def start_rollout(decoding: Decoding, prompts: Prompts, seed_step: SeedStep, slots: int) -> Carry:
+    """Return the start of a rollout: the first sequences in their slots, the others waiting, and an empty record."""
     config, group = decoding.config, decoding.config.group_size
     sequences, sequence, started = len(prompts.lengths) * group, jnp.arange(slots), -(-slots // group)
     drafting = config.draft_length_in(0) > 0
@@ -86,7 +75,8 @@ def start_rollout(
     if state.routes is not None:
         _, width, *chosen = state.routes.shape
         record = replace(record, routes=jnp.zeros((sequences, width - config.slack, *chosen), state.routes.dtype))
-    if leaving:
+    if lay_out(config, sequences, prompts.tokens.shape[1])[-1].slots < sequences:
+        # Sequences leave their slots before the rollout ends: give the drafter's state room for their completions.
         state = share_finished(decoding, state, record, prompts)
     if slots == sequences:
         return Carry(state, None, record)

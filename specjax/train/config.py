@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated
 
+from specjax.drafters import Drafter
 from specjax.options import MOST, Factor, NonNegative, Options, Positive, at_least, at_most
 from specjax.rollout.plan import RolloutConfig
 from specjax.train.advantage import AdvantageConfig
@@ -96,6 +97,14 @@ def check_groups(config: TrainConfig) -> None:
         raise ValueError(
             f"rollout.group_size = {size}: must be at least 2 with advantage.baseline = {baseline}; a sample that is "
             "alone in its group has advantage 0"
+        )
+
+
+def check_carry_over(config: RolloutConfig, drafter: Drafter) -> None:
+    """Raise ValueError for a drafter that keeps completions, which carry-over would give it in parts."""
+    if config.carry_over is not None and drafter.memory is not None:
+        raise ValueError(
+            f"rollout.carry_over = {config.carry_over}: must be None with a history lookup, which keeps completions"
         )
 
 

@@ -1,7 +1,7 @@
 """Metrics of a step. docs/metrics.md describes each name; scripts rely on them."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from specjax.train.batch import TrainBatch
 from specjax.train.updates import Report
@@ -46,14 +46,14 @@ def reward_metrics(
     equal: Bool[Array, "N"],
     counted: Bool[Array, "K"],
     punishment: Float[Array, "R"],
-    withheld: Bool[Array, "R"] | None = None,
+    unfinished: Int[Array, ""] | int = 0,
 ) -> Metrics:
     """Return statistics of the scored sequences; NaN if there are none.
 
     equal:      True for groups whose rewards are all equal.
     counted:    True for those of the selected sequences that train the policy.
     punishment: added to the reward of each sequence for its length.
-    withheld:   True for sequences that are not scored because their group is unfinished; None: none.
+    unfinished: number of groups whose rewards are withheld, so that all of them are NaN.
     """
     scored = jnp.isfinite(reward.value)
     count = _total(scored)
@@ -66,9 +66,9 @@ def reward_metrics(
         "reward/mean": mean,
         "reward/std": jnp.sqrt(variance),
         "reward/accuracy": jnp.sum(jnp.where(scored, reward.correct, 0.0)) / count,
-        "reward/failed": jnp.sum(~scored if withheld is None else ~scored & ~withheld),
+        "reward/failed": jnp.sum(~scored) - unfinished * (len(scored) // len(equal)),
         "reward/overlong": jnp.sum(jnp.where(scored, punishment, 0.0)) / count,
-        "groups/zero_variance": jnp.sum(equal),
+        "groups/zero_variance": jnp.sum(equal) - unfinished,
         "groups/sequences_trained": jnp.sum(counted),
     }
 

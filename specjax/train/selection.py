@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float
 from specjax.options import NonNegative, Options, Weight
 from specjax.parallel.mesh import BATCH_AXES, batch_shards
 from specjax.train.batch import ScoredSequences
-from specjax.types import Rollout
+from specjax.types import Reward, Rollout
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,14 @@ def overlong_punishment(lengths: Array, budget: int, config: SelectionConfig) ->
     buffer = max(config.overlong_buffer, 1)
     over = (lengths - (budget - buffer)).astype(jnp.float32) / buffer
     return -config.overlong_penalty * jnp.clip(over, 0.0, 1.0) if config.overlong_buffer else jnp.zeros(lengths.shape)
+
+
+def withhold_rewards(scores: Reward, rollout: Rollout, group_size: int) -> Reward:
+    """Return the rewards with NaN in groups that are not whole, so that these enter no statistics and train nothing."""
+    whole = rollout.whole_groups(len(rollout.lengths) // group_size)
+    if whole is None:
+        return scores
+    return replace(scores, value=jnp.where(jnp.repeat(whole, group_size), scores.value, jnp.nan))
 
 
 def drop_truncated(sequences: ScoredSequences, rollout: Rollout) -> ScoredSequences:

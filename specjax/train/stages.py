@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
+from specjax.carry_over.groups import carry_over_metrics, carry_over_of
+from specjax.carry_over.rollout import carry_over, carry_over_fn
 from specjax.cost import choose, update_drafting
 from specjax.drafters import Drafter
 from specjax.parallel.mesh import batch_shards
@@ -16,7 +18,6 @@ from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
 from specjax.rollout.speculative import speculative_rollout
 from specjax.train.advantage import group_advantages, token_advantages, zero_variance
 from specjax.train.batch import ScoredSequences, Sequences, TrainBatch, join_completions
-from specjax.train.carry_over import carry_over_metrics, carry_over_of, whole_groups, with_carried, with_versions
 from specjax.train.config import TrainConfig
 from specjax.train.draft.anchors import with_keys
 from specjax.train.draft.replay import replay_rows
@@ -94,13 +95,11 @@ class Stages:
         carried: groups of the rollout before that go on; None without carry-over.
         version: number of updates that the policy has seen; None: as many as `step`.
         """
-        generate = per_shard(self.rollout_fn, self.policy, self.drafter, self.config.rollout, self.mesh)
+        rollout_fn = self.rollout_fn if carried is None else carry_over_fn(self.rollout_fn)
+        generate = per_shard(rollout_fn, self.policy, self.drafter, self.config.rollout, self.mesh)
         if carried is not None:
-            prompts = with_carried(prompts, carried)
-        rollout = generate(params, prompts, (jnp.int32(self.config.seed), step), chosen)
-        if prompts.carried is None:
-            return rollout
-        return with_versions(rollout, prompts.carried, step if version is None else version)
+            generate = carry_over(generate, carried, step if version is None else version)
+        return generate(params, prompts, (jnp.int32(self.config.seed), step), chosen)
 
     @jax.named_scope("reward")
     def reward(self, rollout: Rollout, prompts: Prompts) -> Reward:
@@ -123,14 +122,10 @@ class Stages:
             raise ValueError("loss.routing = replay: the rollout has no routes; must be recompute")
         if selection.drop_truncated:
             sequences = drop_truncated(sequences, rollout)
-        unusable = equal = zero_variance(scores.value, config.rollout.group_size)
-        withheld = None
-        if rollout.done is not None:
-            whole = whole_groups(rollout.done, len(equal))
-            unusable, equal = equal | ~whole, equal & whole
-            withheld = ~jnp.repeat(whole, config.rollout.group_size)
+        # True of unfinished groups too, whose rewards are withheld.
+        equal = zero_variance(scores.value, config.rollout.group_size)
         if selection.groups:
-            sequences = keep_groups(sequences, unusable, selection.groups, self.mesh)
+            sequences = keep_groups(sequences, equal, selection.groups, self.mesh)
         rows, parts = len(sequences.tokens) // batch_shards(self.mesh), config.updates.minibatches * config.microbatches
         if rows % parts:
             raise ValueError(
@@ -138,7 +133,9 @@ class Stages:
             )
         trained = jnp.any(sequences.trained, axis=1)
         metrics = rollout_metrics(rollout) | carry_over_metrics(rollout, len(equal), config.rollout.max_age)
-        return sequences, metrics | reward_metrics(scores, equal, trained, punishment, withheld)
+        whole = rollout.whole_groups(len(equal))
+        unfinished = 0 if whole is None else jnp.sum(~whole)
+        return sequences, metrics | reward_metrics(scores, equal, trained, punishment, unfinished)
 
     @jax.named_scope("logprob")
     def logprob(self, state: TrainState, sequences: ScoredSequences) -> LogProbs:

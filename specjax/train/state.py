@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from specjax.carry_over.groups import nothing_carried
 from specjax.cost import Seconds, init_drafting
 from specjax.parallel.mesh import BATCH_AXES
-from specjax.train.carry_over import nothing_carried
 from specjax.train.config import TrainConfig
 from specjax.train.draft.schedule import init_draft_training
 from specjax.train.optimizer import moment_shardings
@@ -95,11 +95,7 @@ def _initial(
     seconds: Seconds | None,
 ) -> TrainState:
     """Return the state before the first step, wherever the compiler places it."""
-    rows, carried, rollout = None, None, config.rollout
-    if rollout.carry_over is not None:
-        if prompts is None:
-            raise ValueError(f"carry_over = {rollout.carry_over}: the shape of the prompts must be given")
-        carried = nothing_carried(rollout, *prompts)
+    rows = None
     if prompts is not None:
         groups = config.selection.groups or prompts[0]
         rows = groups * config.rollout.group_size, prompts[1] + config.rollout.max_new_tokens
@@ -111,5 +107,5 @@ def _initial(
         reference=jax.tree.map(jnp.copy, params.policy) if with_reference else None,
         drafting=None if seconds is None else init_drafting(config.rollout.draft_lengths, seconds),
         adaptation=init_draft_training(config.draft_training, rows) if jax.tree.leaves(params.draft) else None,
-        carried=carried,
+        carried=nothing_carried(config.rollout, prompts),
     )

@@ -12,8 +12,8 @@ from specjax import kernels
 from specjax.rewards import HostReward
 from specjax.rollout.generate import Choice, gathered_shardings, place
 from specjax.train.batch import ScoredSequences, TrainBatch
-from specjax.train.carry_over import withhold_rewards
 from specjax.train.metrics import Metrics
+from specjax.train.selection import withhold_rewards
 from specjax.train.stages import LogProbs, Stages
 from specjax.train.train_step import StepResult
 from specjax.types import Params, Prompts, PyTree, Rollout, TrainState

@@ -19,10 +19,10 @@ from specjax.parallel.mesh import BATCH_AXES
 from specjax.rewards import HostReward, RewardFn
 from specjax.rollout.generate import RolloutFn, abstract_prompts, place
 from specjax.rollout.speculative import speculative_rollout
-from specjax.train.carry_over import check_carry_over, withhold_rewards
-from specjax.train.config import TrainConfig, check_groups, check_mixture
+from specjax.train.config import TrainConfig, check_carry_over, check_groups, check_mixture
 from specjax.train.loss import LossFn, policy_loss
 from specjax.train.metrics import Metrics
+from specjax.train.selection import withhold_rewards
 from specjax.train.stages import Stages
 from specjax.types import Policy, Prompts, Reward, Rollout, TrainState
 

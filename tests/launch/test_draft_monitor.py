@@ -92,9 +92,10 @@ def test_a_choice_is_printed_with_its_reason() -> None:
 
 def test_a_fixed_draft_length_that_loses_names_the_option_that_turns_it_off(capsys: pytest.CaptureFixture[str]) -> None:
     lines: list[str] = []
-    events: Any = SimpleNamespace(warn=lambda step, line: lines.append(line))
     for speedup, lengths in ((1.0, ()), (0.846, ()), (0.846, (0, 3))):
-        report_speedup(3, speedup, RolloutConfig(draft_length=3, draft_lengths=lengths), events)
+        report_speedup(
+            3, speedup, RolloutConfig(draft_length=3, draft_lengths=lengths), lambda _, line: lines.append(line)
+        )
     (line,) = lines
     assert "0.85 times" in line and "--rollout.draft-lengths 0 3" in line
     assert "over all phases: 0.85 times" in capsys.readouterr().out

@@ -18,7 +18,7 @@ from launch.run.logs import RunLogs, check_lag
 from launch.run.loop import TrainingLoop
 from launch.run.start import Start
 from launch.run.step_timer import DispatchedStep, StepTimer
-from specjax.train.asynchronous import MixedVersions
+from specjax.asynchronous.step import MixedVersions
 from tests.refusals import refuses
 
 

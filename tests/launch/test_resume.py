@@ -135,7 +135,7 @@ def ahead(directory: Path) -> RunConfig:
 KILLED = """
 import os, signal, sys, time
 from pathlib import Path
-from specjax.train.asynchronous import AsynchronousStep
+from specjax.asynchronous.step import AsynchronousStep
 from tests.launch.test_resume import ahead, run
 directory, take, steps = Path(sys.argv[1]), AsynchronousStep.__call__, []
 def step(self, state, prompts):

@@ -18,14 +18,14 @@ from jax.sharding import PartitionSpec as P
 from launch.cli.signals import StopSignals
 from models.checkpoints.orbax import restore_params, write_checkpoint
 from models.files import new_directory
+from specjax.asynchronous.program_timer import ProgramTimer
+from specjax.asynchronous.step import AsynchronousStep
+from specjax.asynchronous.weight_transfer import Send
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
 from specjax.parallel.mesh import AXES, BATCH_AXES, MeshConfig, disjoint_mesh, make_mesh
 from specjax.rewards import HostReward, host_reward
 from specjax.rollout.generate import place
-from specjax.rollout.send import Send
-from specjax.train.asynchronous import AsynchronousStep
-from specjax.train.overlap import ProgramTimer
 from specjax.train.selection import SelectionConfig
 from specjax.train.stages import Stages
 from specjax.train.train_step import make_train_step

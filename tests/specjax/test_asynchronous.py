@@ -8,12 +8,12 @@ import jax
 import numpy as np
 import pytest
 
+from specjax.asynchronous.program_timer import ProgramTimer
+from specjax.asynchronous.step import AsynchronousStep, MixedVersions, Sent
+from specjax.asynchronous.weight_transfer import Send
 from specjax.parallel.mesh import MeshConfig, disjoint_mesh
 from specjax.rewards import HostReward
-from specjax.rollout.send import Send
-from specjax.train.asynchronous import AsynchronousStep, MixedVersions, Sent
 from specjax.train.config import TrainConfig
-from specjax.train.overlap import ProgramTimer
 from specjax.train.selection import SelectionConfig
 from specjax.train.stages import Stages
 from specjax.train.train_step import TrainStep

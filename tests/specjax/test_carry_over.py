@@ -9,22 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.keys import seed_step
+from specjax.asynchronous.step import AsynchronousStep
+from specjax.carry_over.groups import Take, carry_over_of, next_prompts, nothing_carried
+from specjax.carry_over.rollout import carry_over, carry_over_rollout
+from specjax.keys import SeedStep, seed_step
 from specjax.parallel.mesh import MeshConfig, disjoint_mesh
 from specjax.rewards import HostReward
+from specjax.rollout.generate import Choice, RolloutFn
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
 from specjax.testing.exact import completion_law, count_completions, fit
-from specjax.train.asynchronous import AsynchronousStep
-from specjax.train.carry_over import (
-    Take,
-    carry_over_of,
-    check_carry_over,
-    next_prompts,
-    nothing_carried,
-    with_carried,
-    with_versions,
-)
 from specjax.train.loss import LossConfig
 from specjax.train.selection import SelectionConfig
 from specjax.train.stages import Stages
@@ -46,20 +40,26 @@ from tests.specjax.training import (
 from tests.tiny import ENUMERABLE, WANDERING, World
 
 
-def rollouts(world: World, drafter: str, draft: str, config: RolloutConfig, steps: int) -> list[Rollout]:
+def rollouts(
+    world: World,
+    drafter: str,
+    draft: str,
+    config: RolloutConfig,
+    steps: int,
+    rollout_fn: RolloutFn = carry_over_rollout,
+) -> list[Rollout]:
     """Return the rollouts of the same prompts, each of which goes on with what the one before left."""
+
+    def generate(params: Params, prompts: Prompts, seed_step: SeedStep, _: Choice) -> Rollout:
+        return rollout_fn(world.policy, world.drafters[drafter], params, prompts, seed_step, config)
 
     @jax.jit
     def run(params: Params, carried: CarryOver, step: jax.Array) -> tuple[Rollout, CarryOver]:
-        prompts = with_carried(world.batch, carried)
-        rollout = speculative_rollout(
-            world.policy, world.drafters[drafter], params, prompts, (jnp.int32(5), step), config
-        )
-        rollout = with_versions(rollout, prompts.carried, step)
+        rollout = carry_over(generate, carried, step)(params, world.batch, (jnp.int32(5), step), None)
         return rollout, carry_over_of(config, world.batch, rollout)
 
-    found, (count, width) = [], world.batch.tokens.shape
-    carried = nothing_carried(config, count, width)
+    found, carried = [], nothing_carried(config, world.batch.tokens.shape)
+    assert carried is not None
     for step in range(steps):
         rollout, carried = run(world.params(draft), carried, jnp.int32(step))
         # Also those groups that are whole, so that every row has one completion in the end.
@@ -252,18 +252,14 @@ def fresh_prompts() -> Take:
 
 
 def test_what_carry_over_cannot_do_is_refused() -> None:
-    carrying = RolloutConfig(group_size=2, carry_over=0.9)
+    """More in tests/launch/test_refusals.py."""
+    mesh, carrying = mesh_of(1, 1, 1), RolloutConfig(group_size=2, carry_over=0.9, draft_length=0)
     assert [carrying.left_over(count) for count in (9, 10, 19, 20)] == [0, 1, 1, 2]
     refused = [
-        (lambda: RolloutConfig(max_age=2), "max_age = 2: must be None without carry_over"),
         (lambda: RolloutConfig(carry_over=1.0), "carry_over = 1.0: must be"),
         (lambda: replace(CONFIG, rollout=carrying, loss=LossConfig(routing="replay")), "routing = replay"),
-        (lambda: check_carry_over(carrying, WANDERING.drafters["either history"]), "with a history lookup"),
-        (lambda: rollouts(WANDERING, "none", "none", replace(carrying, group_size=1), 1), "leaves none of the 6"),
-        (
-            lambda: rollouts(WANDERING, "none", "none", replace(carrying, phases=((5, 9),)), 1),
-            "phases = .*: the first must have at least 12 slots",
-        ),
+        (lambda: rollouts(WANDERING, "none", "none", carrying, 1, speculative_rollout), "must call carry_over_rollout"),
+        (lambda: init_train_state(params_on(mesh), CARRYING, mesh), "carry_over = 0.5: the shape of the prompts"),
     ]
     for attempt, said in refused:
         with pytest.raises(ValueError, match=said):

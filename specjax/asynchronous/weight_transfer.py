@@ -12,9 +12,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
 from specjax import kernels
+from specjax.asynchronous.device_transfer import Move, join_groups, shardings
 from specjax.drafters import Drafter
 from specjax.parallel.mesh import AXES, BATCH_AXES, batch_shards
-from specjax.parallel.move import Move, join_groups
 from specjax.rollout.generate import gathered_shardings, prepare
 from specjax.types import Params, Policy, PyTree
 
@@ -87,10 +87,9 @@ class Send:
             self._split = jax.tree.map(self._split_axis, jax.eval_shape(self._make, *args), self._layout)
             shapes, *_ = jax.eval_shape(make, *args)
         specs = jax.tree.map(self._part_spec, self._split, self._layout)
-        layout = jax.tree.map(lambda spec: NamedSharding(self._senders, spec), specs, is_leaf=_is_spec)
         sender, *_ = self._senders.devices
         self._moves = [Move(_mesh(sender), _mesh(each), shapes, specs) for each in self._receivers.devices]
-        return jax.jit(make, out_shardings=[layout] * count)
+        return jax.jit(make, out_shardings=[shardings(self._senders, specs)] * count)
 
     def _split_axis(self, x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> int:
         """Return the first axis that is not divided and that the target's devices along its batch divide, or WHOLE."""
@@ -139,10 +138,6 @@ def copy_on(mesh: Mesh, policy: Policy, drafter: Drafter, params: Params) -> Par
 
     shapes = jax.eval_shape(partial(prepare, policy, drafter), params)
     return jax.tree.map(fit, shapes, gathered_shardings(policy, drafter, params))
-
-
-def _is_spec(x: Any) -> bool:
-    return isinstance(x, P)
 
 
 def _mesh(devices: np.ndarray) -> Mesh:

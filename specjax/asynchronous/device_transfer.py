@@ -30,11 +30,11 @@ class Move:
 
     def __init__(self, source: Mesh, target: Mesh, shapes: PyTree, specs: PyTree) -> None:
         self._pairs = list(zip(source.devices.flat, target.devices.flat, strict=True))
-        self._target = _shardings(target, specs)
+        self._target = shardings(target, specs)
         devices, types = np.stack([source.devices, target.devices]), (AxisType.Auto,) * (source.devices.ndim + 1)
         both = Mesh(devices, (SIDES, *target.axis_names), axis_types=types)
         specs = jax.tree.map(lambda sharding: P(SIDES, *sharding.spec[1:]), self._target)
-        self._mesh, self._both = both, _shardings(both, specs)
+        self._mesh, self._both = both, shardings(both, specs)
         zeros = partial(jax.tree.map, lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         self._blank = jax.jit(zeros, out_shardings=self._target)
         send = partial(jax.tree.map, lambda x: jax.lax.ppermute(x, SIDES, [(0, 1)]))
@@ -90,5 +90,6 @@ def _shards(x: jax.Array) -> dict[Any, jax.Array]:
     return {shard.device: shard.data for shard in x.addressable_shards}
 
 
-def _shardings(mesh: Mesh, specs: PyTree) -> PyTree:
+def shardings(mesh: Mesh, specs: PyTree) -> PyTree:
+    """Return each partition as a sharding over the mesh."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, P))

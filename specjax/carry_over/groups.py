@@ -1,0 +1,131 @@
+"""Carry-over: a rollout ends before its last sequences, which go on in the next step under the newer policy.
+
+Groups of which a sequence is unfinished keep their rows: their finished samples wait, their unfinished ones go on. They
+are trained on in the step in which the last one ends. Fresh prompts take the other rows. Every token keeps the log-prob
+under the policy that wrote it, which is all that the importance weight old / mu needs, and the version of that policy.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+
+from specjax.parallel import processes
+from specjax.rollout.plan import RolloutConfig
+from specjax.types import CarryOver, Prompts, Rollout
+
+# (number of prompts, ids that they must not have) -> fresh prompts.
+Take = Callable[[int, frozenset[int]], Prompts]
+# What a rollout must fill in, for the next one to go on with it.
+CARRIED = "tokens", "lengths", "stopped", "law", "full", "writer", "done"
+
+
+def nothing_carried(config: RolloutConfig, shape: tuple[int, int] | None) -> CarryOver | None:
+    """Return the state before the first rollout; None without carry-over. shape: of the prompts, with padding."""
+    if config.carry_over is None:
+        return None
+    if shape is None:
+        raise ValueError(f"carry_over = {config.carry_over}: the shape of the prompts must be given")
+
+    # Separate arrays: a state is donated, and no buffer can be donated twice.
+    def zeros(dtype: str, *shape: int) -> Array:
+        return jnp.zeros(shape, dtype)
+
+    prompts, rows, columns = shape[0], shape[0] * config.group_size, config.max_new_tokens
+    dtypes = {"tokens": "int32", "law": "float32", "full": "float32", "writer": "int8", "versions": "int32"}
+    by_token: dict[str, Any] = {name: zeros(dtype, rows, columns) for name, dtype in dtypes.items()}
+    lengths, stopped, done = (zeros(dtype, rows) for dtype in ("int32", "bool", "bool"))
+    sequences = Rollout(lengths=lengths, stopped=stopped, done=done, **by_token)
+    own = Prompts(zeros("int32", *shape), zeros("int32", prompts), zeros("int32", prompts))
+    return CarryOver(own, zeros("bool", prompts), sequences)
+
+
+def next_prompts(carried: CarryOver, take: Take) -> Prompts:
+    """Return the prompts of the next step, as numpy arrays: those that go on, in their rows, and fresh ones.
+
+    Waits for the rollout before, which decides how many are fresh.
+    """
+    kept, before = processes.fetch((carried.kept, carried.prompts))
+    fresh = take(int(np.sum(~kept)), frozenset(before.id[kept].tolist()))
+
+    def put(old: np.ndarray, new: np.ndarray) -> np.ndarray:
+        joined = old.copy()
+        joined[~kept] = new
+        return joined
+
+    return jax.tree.map(put, before, fresh)
+
+
+def begun_sequences(prompts: Prompts, carried: CarryOver) -> Rollout:
+    """Return what earlier rollouts wrote of the prompts' sequences. Prompts with another id than before begin."""
+    goes_on = carried.kept & (prompts.id == carried.prompts.id)
+    rows = jnp.repeat(goes_on, len(carried.sequences.lengths) // len(goes_on))
+    return jax.tree.map(lambda x: where_rows(rows, x, jnp.zeros((), x.dtype)), carried.sequences)
+
+
+def where_rows(rows: Bool[Array, "R"], new: Array, old: Array) -> Array:
+    """Return `new` in these rows and `old` in the others."""
+    return jnp.where(rows.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
+
+
+def with_versions(rollout: Rollout, before: Rollout, version: Int[Array, ""]) -> Rollout:
+    """Return the rollout with its versions. before: what it went on with. version: that of its policy.
+
+    Raises ValueError if a rollout function of your own leaves out what goes on in the next step.
+    """
+    if missing := [name for name in CARRIED if getattr(rollout, name) is None]:
+        raise ValueError(
+            f"carry_over: the rollout leaves out {missing[0]}, with which the next step goes on; a function around "
+            "speculative_rollout must call carry_over_rollout"
+        )
+    assert before.versions is not None
+    column = jnp.arange(rollout.tokens.shape[1])[None]
+    versions = jnp.where(column < before.lengths[:, None], before.versions, version)
+    versions = jnp.where(column < rollout.lengths[:, None], versions, 0)
+    return replace(rollout, resumed_at=before.lengths, versions=versions)
+
+
+def unfinished_groups(rollout: Rollout, groups: int, max_age: int | None) -> tuple[Bool[Array, "N"], Bool[Array, "N"]]:
+    """Return which groups of which a sequence is unfinished go on, and which are too old to.
+
+    max_age: most updates between the first token of a group and the next rollout. All samples of a group begin in one
+             rollout, so that a group is as old as the first token of any of them.
+    """
+    whole = rollout.whole_groups(groups)
+    assert whole is not None and rollout.versions is not None
+    unfinished = ~whole
+    if max_age is None:
+        return unfinished, jnp.zeros_like(unfinished)
+    began = rollout.versions[:, 0].reshape(groups, -1)[:, 0]
+    # A rollout writes at least one token.
+    newest = jnp.max(rollout.versions)
+    too_old = unfinished & (newest + 1 - began > max_age)
+    return unfinished & ~too_old, too_old
+
+
+def carry_over_of(config: RolloutConfig, prompts: Prompts, rollout: Rollout) -> CarryOver:
+    """Return what the next rollout goes on with."""
+    kept, _ = unfinished_groups(rollout, len(prompts.lengths), config.max_age)
+    written: dict[str, Any] = {name: getattr(rollout, name) for name in (*CARRIED, "versions")}
+    return CarryOver(replace(prompts, carried=None), kept, Rollout(**written))
+
+
+def carry_over_metrics(rollout: Rollout, groups: int, max_age: int | None) -> dict[str, Array]:
+    """Return the metrics of carry-over, none without it. Ages are those of the tokens of whole groups."""
+    if rollout.done is None or rollout.versions is None or rollout.resumed_at is None:
+        return {}
+    kept, too_old = unfinished_groups(rollout, groups, max_age)
+    whole = jnp.repeat(~kept & ~too_old, len(rollout.lengths) // groups)
+    trained = (jnp.arange(rollout.tokens.shape[1])[None] < rollout.lengths[:, None]) & whole[:, None]
+    ages = jnp.where(trained, jnp.max(rollout.versions) - rollout.versions, 0).astype(jnp.float32)
+    return {
+        "groups/unfinished": jnp.sum(kept),
+        "groups/too_old": jnp.sum(too_old),
+        "rollout/unfinished": jnp.sum(~rollout.done),
+        "rollout/age_mean": jnp.sum(ages) / jnp.sum(trained, dtype=jnp.float32),
+        "rollout/age_max": jnp.where(jnp.any(trained), jnp.max(ages), jnp.nan),
+    }

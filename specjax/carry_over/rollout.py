@@ -1,0 +1,114 @@
+"""Rollouts that go on with sequences of earlier rollouts, and end before their last sequences do.
+
+Finished sequences keep their rows. An unfinished one needs one forward over its prompt and tokens, under the networks
+of this rollout. It is then decoded as any other, so that the drafters need not know. Its next tokens follow the law of
+these networks after its prefix; their noise is keyed by this step.
+"""
+
+import math
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int
+
+from specjax import cache as kv
+from specjax.carry_over.groups import begun_sequences, where_rows, with_versions
+from specjax.drafters import Drafter
+from specjax.keys import SeedStep
+from specjax.rollout.admission import Carry, next_token, prefill
+from specjax.rollout.generate import Choice, Generate, RolloutFn
+from specjax.rollout.phase import PhaseRun
+from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.rounds import Decoding, RoundState
+from specjax.rollout.speculative import run_phases, speculative_rollout, start_rollout
+from specjax.types import CarryOver, Params, Policy, Prompts, Rollout
+
+
+def carry_over_fn(rollout_fn: RolloutFn) -> RolloutFn:
+    """Return the rollout function of steps with carry-over. One of your own must itself go on with what is carried."""
+    return carry_over_rollout if rollout_fn is speculative_rollout else rollout_fn
+
+
+def carry_over(generate: Generate, carried: CarryOver, version: Int[Array, ""]) -> Generate:
+    """Return the function `generate`, but its rollouts go on with the carried groups.
+
+    version: number of updates that the policy has seen.
+    """
+
+    def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
+        begun = begun_sequences(prompts, carried)
+        return with_versions(generate(params, replace(prompts, carried=begun), seed_step, chosen), begun, version)
+
+    return run
+
+
+def carry_over_rollout(
+    policy: Policy, drafter: Drafter, params: Params, prompts: Prompts, seed_step: SeedStep, config: RolloutConfig
+) -> Rollout:
+    """Run `speculative_rollout`, but go on with `prompts.carried` and leave the last sequences to the next rollout.
+
+    It ends when the share `config.carry_over` of the sequences that it has to generate is done. That decision reads
+    committed tokens alone, so it leaves the law as it is. Without carried sequences it is `speculative_rollout`.
+    """
+    if prompts.carried is None:
+        return speculative_rollout(policy, drafter, params, prompts, seed_step, config)
+    carried, decoding = prompts.carried, Decoding(policy, drafter, params, config)
+    assert carried.done is not None
+    rows, unfinished = len(carried.lengths), jnp.sum(~carried.done)
+    left_over = jnp.array([config.left_over(count) for count in range(rows + 1)], jnp.int32)
+    run = PhaseRun(decoding, replace(prompts, carried=None), seed_step, live_at_end=left_over[unfinished])
+    start = start_rollout(decoding, run.prompts, seed_step, run.phase.slots)
+    state, _, record = run_phases(run, resume(run, start, carried))
+    return replace(record, done=jnp.ones(rows, bool).at[state.sequence].set(state.done))
+
+
+def resume(run: PhaseRun, start: Carry, carried: Rollout) -> Carry:
+    """Return the start of a rollout with the sequences of `carried` in place of those that start there.
+
+    A data shard goes on with at most as many as its rollout leaves: its rows must be those of the same shard before.
+    Raises ValueError if sequences wait for slots, since all must have a row, and if no rollout leaves any.
+    """
+    decoding, config, sequences = run.decoding, run.decoding.config, run.sequences
+    most = config.left_over(sequences)
+    if not most:
+        raise ValueError(
+            f"rollout.carry_over = {config.carry_over}: leaves none of the {sequences} sequences of a data shard to "
+            f"the next step; must be at most {math.floor(1e4 * (1 - 1 / sequences)) / 1e4}"
+        )
+    if start.queue is not None:
+        raise ValueError(
+            f"rollout.phases = {config.phases}: the first must have at least {sequences} slots with carry_over, one "
+            "for each sequence of a data shard"
+        )
+    # The routes of earlier tokens are not carried over.
+    state = replace(_put(carried, start.state), routes=None)
+    rows = jnp.nonzero((carried.lengths > 0) & ~state.done, size=most, fill_value=sequences)[0]
+    at = jnp.minimum(rows, sequences - 1)
+    take = partial(jax.tree.map, lambda x: x[at])
+    texts = _texts(jax.tree.map(lambda x: x[at // config.group_size], run.prompts), take(carried))
+    prefilled = replace(prefill(decoding, texts, config.draft_length_in(0) > 0), routes=None)
+    prefilled = kv.resize(prefilled, state.cache[0].k.shape[2] - texts.tokens.shape[1])
+    resumed = replace(take(state), cache=prefilled.cache, draft=prefilled.draft)
+    resumed = next_token(decoding, resumed, prefilled)
+    state = jax.tree.map(lambda old, new: old.at[rows].set(new, mode="drop"), state, resumed)
+    return start._replace(state=state, record=replace(start.record, routes=None))
+
+
+def _put(carried: Rollout, state: RoundState) -> RoundState:
+    """Return the state with what earlier rollouts wrote, in the rows that they began."""
+    begun, more = carried.lengths > 0, ((0, 0), (0, state.tokens.shape[1] - carried.tokens.shape[1]))
+    written: dict[str, Any] = {
+        name: jnp.pad(getattr(carried, name), more) for name in ("tokens", "law", "full", "writer")
+    }
+    written |= dict(emitted=carried.lengths, done=carried.done, stopped=carried.stopped)
+    return replace(state, **{name: where_rows(begun, new, getattr(state, name)) for name, new in written.items()})
+
+
+def _texts(prompts: Prompts, written: Rollout) -> Prompts:
+    """Return each prompt followed by what was written after it, as a prompt."""
+    tokens = jnp.pad(prompts.tokens, ((0, 0), (0, written.tokens.shape[1])))
+    put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice(row, new, (at,)))
+    return Prompts(put(tokens, written.tokens, prompts.lengths), prompts.lengths + written.lengths, prompts.id)
