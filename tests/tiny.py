@@ -24,7 +24,7 @@ from specjax.drafters import (
     NoDrafter,
 )
 from specjax.keys import SeedStep
-from specjax.rollout.plan import ChosenConfig, RolloutConfig
+from specjax.rollout.plan import RolloutConfig, choose_lengths
 from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.testing.drafters import PolicyDrafter, TableDrafter
@@ -170,20 +170,12 @@ class World:
         return self.program(drafter, config)(self.params(draft, seed), self.batch, run)
 
     @functools.cache  # noqa: B019
-    def program(self, drafter: str, config: RolloutConfig) -> Callable[[Params, Prompts, SeedStep], Rollout]:
-        def run(params: Params, prompts: Prompts, seed_step: SeedStep) -> Rollout:
-            return speculative_rollout(self.policy, self.drafters[drafter], params, prompts, seed_step, config)
-
-        return jax.jit(run)
-
-    def choosing(
-        self, drafter: str, config: RolloutConfig
-    ) -> Callable[[Params, Prompts, SeedStep, jax.Array], Rollout]:
+    def program(self, drafter: str, config: RolloutConfig) -> Callable[..., Rollout]:
         """Return one program for all choices of draft lengths; its last argument is an index for each phase."""
 
-        def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: jax.Array) -> Rollout:
-            every = ChosenConfig(**vars(config), chosen=chosen)
-            return speculative_rollout(self.policy, self.drafters[drafter], params, prompts, seed_step, every)
+        def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: jax.Array | None = None) -> Rollout:
+            own = choose_lengths(config, chosen)
+            return speculative_rollout(self.policy, self.drafters[drafter], params, prompts, seed_step, own)
 
         return jax.jit(run)
 

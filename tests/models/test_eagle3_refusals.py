@@ -87,11 +87,7 @@ FIELDS: dict[str, tuple[Public, dict[str, Any], str]] = {
     "mixed by window": (replace(SPECULATORS, qk_norm=True, num_layers=2), MIXED_BY_WINDOW, "max_window_layers = 1: "),
     "no window": (SPECULATORS, inner(layer_types=["sliding_attention"]), "sliding_window = null: "),
     "no layer": (SPECULATORS, {"transformer_layer_config": None}, "transformer_layer_config = null: "),
-    "other speculator": (
-        SPECULATORS,
-        {"speculators_model_type": "eagle"},
-        'speculators_model_type = "eagle": ',
-    ),
+    "other speculator": (SPECULATORS, {"speculators_model_type": "eagle"}, 'speculators_model_type = "eagle": '),
     "layer ids": (SPECULATORS, {LAYER_IDS: [-1, 2, 3]}, f"{LAYER_IDS} = [-1, 2, 3]: "),
     "vocabulary": (SPECFORGE, {"draft_vocab_size": 18}, "draft_vocab_size = 18: ...17"),
     "scaling": (SPECFORGE, {"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling.rope_type = "),

@@ -289,39 +289,14 @@ def test_rows_that_restart_use_only_later_tokens(head: Head):
         np.testing.assert_allclose(proposal.log_q[row], head.log_q(logits), rtol=1e-4, atol=1e-4)
 
 
-def reference_loss(
-    head: Head,
-    weights: Weights,
-    features: np.ndarray,
-    tokens: np.ndarray,
-    logits: np.ndarray,
-    mask: np.ndarray,
-    weight: np.ndarray,
-) -> tuple[float, np.ndarray]:
-    """Return (loss, overlap per token). From every position, the head drafts along the true tokens.
-
-    weight: [B, ..], weight of the draft whose position 1 is that token.
-    """
-    loss, overlap, length = 0.0, np.zeros(tokens.shape), tokens.shape[1]
-    for row in range(len(tokens)):
-        for t in range(length - 2):
-            passes = min(head.drafter.unroll, length - 2 - t)
-            along = tokens[row, t + 2 : t + 1 + passes]
-            drafted = head.draft_logits(features[row, : t + 1], tokens[row, : t + 2], along, weights)
-            for i in range(passes):
-                if not mask[row, t + 2 + i]:
-                    continue
-                scores = drafted[i] / LAW.temperature
-                log_q = scores - np.log(np.exp(scores).sum())
-                law = np.exp(logits[row, t + 1 + i].astype(np.float64) / LAW.temperature)
-                p = (law / law.sum())[head.ids]
-                loss -= weight[row, t + 2] * head.drafter.decay**i * (p @ log_q)
-                if i == 0 and weight[row, t + 2]:
-                    overlap[row, t + 2] = np.minimum(p, np.exp(log_q)).sum()
-    return loss, overlap
-
-
-@pytest.mark.parametrize("anchored", [False, True])
+@pytest.mark.parametrize(
+    "head, anchored",
+    [
+        *((name, True) for name in (*TOGETHER, *FAMILIES)),
+        *((name, False) for name in ("classic", "speculators", "mimo")),
+    ],
+    indirect=["head"],
+)
 def test_loss_and_gradient(head: Head, anchored: bool):
     """The gradient is compared in one random direction over all weights of the head. The policy's gradient is zero."""
     head = replace(head, drafter=replace(head.drafter, unroll=3, decay=0.7))
@@ -332,7 +307,7 @@ def test_loss_and_gradient(head: Head, anchored: bool):
     logits = 2 * generator.normal(size=(rows, length, VOCAB)).astype(np.float32)
     mask = np.arange(length) >= np.array([[2], [4]])
     mask[0, -2:] = False
-    # A draft whose position 1 is in the prompt does not count.
+    # Of the draft whose position 1 is that token: one in the prompt does not count.
     anchors, weight = None, mask.astype(float)
     if anchored:
         # The last one of the second row lies after its end, and does not count.
@@ -348,15 +323,34 @@ def test_loss_and_gradient(head: Head, anchored: bool):
         return jax.value_and_grad(loss, has_aux=True)(params)
 
     (loss, overlap), gradient = run(head.params, tokens, head.output(features, logits), mask)
-    expected = reference_loss(head, head.weights, features, tokens, logits, mask, weight)
+
+    def reference(weights: Weights) -> tuple[float, np.ndarray]:
+        """Return (loss, overlap per token). From every position, the head drafts along the true tokens."""
+        loss, overlap = 0.0, np.zeros(tokens.shape)
+        for row, t in np.ndindex(rows, length - 2):
+            passes = min(head.drafter.unroll, length - 2 - t)
+            along = tokens[row, t + 2 : t + 1 + passes]
+            drafted = head.draft_logits(features[row, : t + 1], tokens[row, : t + 2], along, weights)
+            for i in range(passes):
+                if not mask[row, t + 2 + i]:
+                    continue
+                scores = drafted[i] / LAW.temperature
+                log_q = scores - np.log(np.exp(scores).sum())
+                law = np.exp(logits[row, t + 1 + i].astype(np.float64) / LAW.temperature)
+                p = (law / law.sum())[head.ids]
+                loss -= weight[row, t + 2] * head.drafter.decay**i * (p @ log_q)
+                if i == 0 and weight[row, t + 2]:
+                    overlap[row, t + 2] = np.minimum(p, np.exp(log_q)).sum()
+        return loss, overlap
+
+    expected = reference(head.weights)
     np.testing.assert_allclose(loss, expected[0], rtol=1e-4)
     np.testing.assert_allclose(overlap, expected[1], rtol=1e-4)
 
     direction = {name: generator.normal(size=head.weights[name].shape) for name in head.stored}
 
     def loss_at(step: float) -> float:
-        moved = head.weights | {name: head.weights[name] + step * v for name, v in direction.items()}
-        return reference_loss(head, moved, features, tokens, logits, mask, weight)[0]
+        return reference(head.weights | {name: head.weights[name] + step * v for name, v in direction.items()})[0]
 
     flat = by_path(gradient.draft)
     slope = sum(

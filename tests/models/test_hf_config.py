@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from models.config import DecoderConfig
+from models.config import DecoderConfig, ExpertsConfig
 from models.hf.config import carried_fields, config_from_hf, config_to_hf, read_hf_config
 from models.rope import Llama3Scaling
 from tests.refusals import refuses
@@ -13,6 +13,7 @@ from tests.refusals import refuses
 # Published config.json files, written by transformers 4. MiMo has the blocks of Qwen2.5 and an MTP layer.
 PUBLISHED = json.loads((Path(__file__).parent / "published.json").read_text())
 QWEN3_8B, LLAMA32_1B, MIMO_7B = (PUBLISHED[name] for name in ("qwen3_8b", "llama32_1b", "mimo_7b"))
+EXPERTS = PUBLISHED["qwen3_30b_a3b"] | {"num_hidden_layers": 8}
 PLAIN = [name for name in PUBLISHED if name != "mimo_7b"]
 SIZES = "vocab_size hidden_size intermediate_size num_layers num_heads num_kv_heads head_dim".split()
 
@@ -42,6 +43,23 @@ def test_published_configs():
     assert config_from_hf(LLAMA32_1B, feature_layers=()) == decoder(128_256, 2048, 8192, 16, 32, 8, 64, **llama)
 
 
+def test_published_mixtures():
+    for name, layers, width in (("qwen3_30b_a3b", 48, 768), ("qwen3_235b_a22b", 94, 1536)):
+        config, sizes = config_from_hf(PUBLISHED[name]), dict(num_experts=128, active=8, intermediate_size=width)
+        assert config.experts == ExpertsConfig(**sizes, norm_topk_prob=True, layers=None)
+        assert (config.num_layers, config.num_kv_heads, config.qk_norm) == (layers, 4, True)
+        assert config.expert_layers == tuple(range(layers))
+
+
+def test_which_layers_have_experts():
+    assert config_from_hf(changed(EXPERTS, decoder_sparse_step=2)).expert_layers == (1, 3, 5, 7)
+    mixed = config_from_hf(changed(EXPERTS, decoder_sparse_step=2, mlp_only_layers=[0, 3]))
+    assert mixed.expert_layers == (1, 5, 7)
+    again = config_to_hf(mixed)
+    assert (again["model_type"], again["mlp_only_layers"]) == ("qwen3_moe", [0, 2, 3, 4, 6])
+    assert config_from_hf(again) == mixed
+
+
 def test_mimo_is_qwen2_but_in_name():
     config = config_from_hf(MIMO_7B)
     assert (config.qkv_bias, config.qk_norm, config.rope_theta, config.head_dim) == (True, False, 640_000.0, 128)
@@ -68,6 +86,9 @@ def test_optional_fields():
     assert (config.num_kv_heads, config.head_dim, config.rope_theta, config.dtype) == (32, 64, 10_000.0, "float32")
     assert not config.tie_embeddings
     assert config_from_hf(changed(LLAMA32_1B, num_key_value_heads=None)).num_kv_heads == 32
+    other = changed(EXPERTS, num_experts=..., num_local_experts=64, norm_topk_prob=..., mlp_only_layers=None)
+    experts = config_from_hf(other).experts
+    assert experts is not None and (experts.num_experts, experts.norm_topk_prob) == (64, False)
 
 
 def windows(**changes: Any) -> dict[str, Any]:
@@ -173,10 +194,25 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=lambda x: next(iter(x)) if isinstance(x, dict) else "")
-def test_refused(tmp_path: Path, changes: dict[str, Any], message: str):
+REFUSED_EXPERTS = [
+    (dict(num_local_experts=64), "num_experts = 128: ...num_local_experts = 64"),
+    (dict(num_experts=...), "num_local_experts = null: must be a positive integer"),
+    (dict(num_experts_per_tok=129), "active = 129: "),
+    (dict(moe_intermediate_size=...), "moe_intermediate_size = null: "),
+    (dict(mlp_only_layers=list(range(8))), "mlp_only_layers = [0, 1, 2, 3, 4, 5, 6, 7]: "),
+    (dict(decoder_sparse_step=0), "decoder_sparse_step = 0: "),
+    (dict(norm_topk_prob=1), "norm_topk_prob = 1: "),
+    (dict(use_sliding_window=True), "use_sliding_window = true: "),
+    (dict(model_type="qwen3", architectures=...), "decoder_sparse_step = 1: unknown field"),
+    (dict(shared_expert_intermediate_size=8), "shared_expert_intermediate_size = 8: unknown field"),
+]
+CASES = [*((LLAMA32_1B, *case) for case in REFUSED), *((EXPERTS, *case) for case in REFUSED_EXPERTS)]
+
+
+@pytest.mark.parametrize(("fields", "changes", "message"), CASES, ids=[next(iter(changes)) for _, changes, _ in CASES])
+def test_refused(tmp_path: Path, fields: dict[str, Any], changes: dict[str, Any], message: str):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps(changed(LLAMA32_1B, **changes)))
+    path.write_text(json.dumps(changed(fields, **changes)))
     with refuses(f"{path}: {message}"):
         read_hf_config(tmp_path)
 

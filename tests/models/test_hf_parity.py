@@ -24,10 +24,19 @@ def test_prefill_and_cached_decode(case: Case):
     check_cached_decode(case)
 
 
-def test_full_forward_on_a_mesh():
-    directory = GOLDEN / "qwen3"
+@pytest.mark.parametrize(
+    "name, shape",
+    [
+        ("qwen3", MeshConfig(data=2, fsdp=2, tensor=2)),
+        ("qwen3_moe", MeshConfig(expert=4)),
+        ("qwen3_moe", MeshConfig(data=2, expert=2, tensor=2)),
+    ],
+)
+def test_full_forward_on_a_mesh(name: str, shape: MeshConfig):
+    """Some layers of the mixture are dense."""
+    directory, mesh = GOLDEN / name, make_mesh(shape)
     config = read_hf_config(directory, FEATURE_LAYERS)
-    mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    assert config.experts is None or config.expert_layers == (0, 2, 3)
     with np.load(directory / "expected.npz") as expected, jax.set_mesh(mesh):
         # A fourth row, so that the mesh divides the batch.
         tokens, logits = (np.concatenate([expected[name], expected[name][:1]]) for name in ("tokens", "logits"))

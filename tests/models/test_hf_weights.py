@@ -21,7 +21,7 @@ from specjax.types import PyTree
 from tests.models.parity import FEATURE_LAYERS, GOLDEN, described
 from tests.refusals import refuses
 
-ONE, EIGHT = MeshConfig(), MeshConfig(data=2, fsdp=2, tensor=2)
+ONE, EIGHT = MeshConfig(), MeshConfig(fsdp=2, expert=2, tensor=2)
 
 
 def load(directory: Path, mesh: MeshConfig = ONE, **options) -> PyTree:
@@ -51,7 +51,7 @@ def copy_of(case: str, tmp_path: Path, **changes: np.ndarray | None) -> Path:
 
 
 @pytest.mark.parametrize(("mesh", "limit"), [(ONE, 10**9), (EIGHT, 10_000)], ids=["one device", "2x2x2, several files"])
-@pytest.mark.parametrize("case", ["qwen3", "qwen3_sharded", "qwen2", "llama"])
+@pytest.mark.parametrize("case", ["qwen3", "qwen3_sharded", "qwen2", "llama", "qwen3_moe"])
 def test_round_trip_keeps_every_byte(tmp_path: Path, case: str, mesh: MeshConfig, limit: int):
     config = read_hf_config(GOLDEN / case, FEATURE_LAYERS)
     save_policy(tmp_path / "out", load(GOLDEN / case, mesh), config, max_file_bytes=limit)
@@ -63,16 +63,11 @@ def test_round_trip_keeps_every_byte(tmp_path: Path, case: str, mesh: MeshConfig
     assert_same_bytes(by_path(load(tmp_path / "out")), by_path(load(GOLDEN / case)))
 
 
-def test_several_files_and_bfloat16_from_torch():
+def test_several_files_of_bfloat16_from_torch_and_param_dtype():
     """qwen3_sharded holds qwen3 rounded to bfloat16."""
-    sharded, whole = by_path(load(GOLDEN / "qwen3_sharded", EIGHT)), by_path(load(GOLDEN / "qwen3"))
-    assert_same_bytes(sharded, {path: x.astype(jnp.bfloat16) for path, x in whole.items()})
-
-
-def test_param_dtype():
-    whole = by_path(load(GOLDEN / "qwen3"))
-    rounded = by_path(load(GOLDEN / "qwen3", param_dtype="bfloat16"))
-    assert_same_bytes(rounded, {path: x.astype(jnp.bfloat16) for path, x in whole.items()})
+    rounded = {path: x.astype(jnp.bfloat16) for path, x in by_path(load(GOLDEN / "qwen3")).items()}
+    assert_same_bytes(by_path(load(GOLDEN / "qwen3_sharded", EIGHT)), rounded)
+    assert_same_bytes(by_path(load(GOLDEN / "qwen3", param_dtype="bfloat16")), rounded)
     widened = by_path(load(GOLDEN / "qwen3_sharded", param_dtype="float32"))
     assert_same_bytes(widened, {path: x.astype(jnp.float32) for path, x in rounded.items()})
 
@@ -111,6 +106,12 @@ def test_a_shard_reads_only_its_part():
     assert query.index(index, (16, 4, 8)) == (slice(16, 32), slice(0, 8))
     with refuses("layer_0.attention.q.kernel:"):
         query.index((slice(None), slice(None), slice(0, 4)), (16, 4, 8))
+    # The tensors of a layer's experts are stacked, and a shard reads its part of its experts.
+    stored = stored_tensors(read_hf_config(GOLDEN / "qwen3_moe", ()))["model.layers.0.mlp.experts.5.up_proj.weight"]
+    assert (stored.path, stored.place) == (("layer_0", "mlp", "experts", "up"), 5)
+    shape, index = (8, 16, 12), (slice(4, 8), slice(0, 8), slice(6, 12))
+    assert stored.of(shape) == (16, 12) and stored.shape(stored.of(shape)) == (12, 16)
+    assert stored.index(stored.of(index), stored.of(shape)) == (slice(6, 12), slice(0, 8))
 
 
 def test_tensors_that_are_accepted_or_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -124,25 +125,22 @@ def test_tensors_that_are_accepted_or_dropped(tmp_path: Path, monkeypatch: pytes
 NORM = "model.layers.1.input_layernorm.weight"
 QUERY = "model.layers.3.self_attn.q_proj.weight"
 BIAS = "model.layers.0.self_attn.q_proj.bias"
+EXPERT = "model.layers.2.mlp.experts.3.up_proj.weight"
 TIED = "lm_head.weight: ...tie_word_embeddings"
 REFUSED = {
     "missing": ("qwen3", {NORM: None}, f"{NORM}: missing...qwen3"),
     "several missing": ("llama", {NORM: None, QUERY: None, "lm_head.weight": None}, "lm_head.weight: missing...2 more"),
     "unexpected": ("llama", {"score.weight": np.ones((1, 16))}, "score.weight: unexpected...llama"),
-    "bias": (
-        "qwen3",
-        {"model.layers.0.self_attn.q_proj.bias": np.ones(32)},
-        "model.layers.0.self_attn.q_proj.bias: unexpected",
-    ),
+    "bias": ("qwen3", {BIAS: np.ones(32)}, f"{BIAS}: unexpected"),
     "shape": ("qwen2", {QUERY: np.ones((16, 15), "f")}, f"{QUERY}: ...(16, 15)...(16, 16)"),
     "transposed": ("qwen3", {QUERY: np.ones((16, 32), "f")}, f"{QUERY}: ...(16, 32)...(32, 16)"),
     "dtype": ("qwen2", {NORM: np.ones(16, np.float64)}, f"{NORM}: ...F64"),
     "tied head": ("qwen3", {"lm_head.weight": np.ones((64, 16), "f")}, TIED),
-    "tied head's shape": (
-        "qwen3",
-        {"lm_head.weight": np.ones((65, 16), "f")},
-        "lm_head.weight: ...tie_word_embeddings",
-    ),
+    "tied head's shape": ("qwen3", {"lm_head.weight": np.ones((65, 16), "f")}, TIED),
+    "expert missing": ("qwen3_moe", {EXPERT: None}, f"{EXPERT}: missing"),
+    "expert's shape": ("qwen3_moe", {EXPERT: np.ones((12, 15), "f")}, f"{EXPERT}: ...(12, 15)...(12, 16)"),
+    "expert's dtype": ("qwen3_moe", {EXPERT: np.ones((12, 16), np.float16)}, f"...{EXPERT}: dtype F16...F32"),
+    "nan": ("qwen3_moe", {EXPERT: np.full((12, 16), np.nan, "f")}, "...layer_2.mlp.experts.up: 192 of 1536"),
 }
 
 
@@ -150,7 +148,7 @@ REFUSED = {
 def test_refused_tensors(tmp_path: Path, name: str):
     case, changes, message = REFUSED[name]
     with refuses(message):
-        load(copy_of(case, tmp_path, **changes))
+        load(copy_of(case, tmp_path, **changes), MeshConfig(expert=2) if case == "qwen3_moe" else ONE)
 
 
 def test_refused_files(tmp_path: Path):

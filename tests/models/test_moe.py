@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from models import moe
@@ -85,31 +85,16 @@ def test_many_tokens_of_a_forward_with_a_cache_are_sorted(block, monkeypatch: py
     module.apply(params, jnp.asarray(x), None, decoding=True)
 
 
-def run_on(mesh: Mesh, **options) -> tuple[PolicyOutput, PyTree, str]:
-    """Return a forward of whole rows on the mesh, the gradient of a loss, and the text of the forward's program."""
-    params = init_params(INIT, jax.random.key(0), mesh)
-
-    def loss(params: PyTree, tokens: jax.Array) -> tuple[jax.Array, PolicyOutput]:
-        output = make_policy(CONFIG, **options).apply(params, tokens, jnp.zeros(len(tokens), jnp.int32))
-        return jnp.mean(output.logits**2), output
-
-    with jax.set_mesh(mesh):
-        tokens = jax.device_put(TOKENS, NamedSharding(mesh, P(BATCH_AXES)))
-        (_, output), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, tokens)
-        text = jax.jit(loss).lower(params, tokens).compile().as_text() or ""
-    return output, gradient, text
+def loss(params: PyTree, tokens: jax.Array, **options) -> tuple[jax.Array, PolicyOutput]:
+    output = make_policy(CONFIG, **options).apply(params, tokens, jnp.zeros(len(tokens), jnp.int32))
+    return jnp.mean(output.logits**2), output
 
 
 @pytest.fixture(scope="module")
 def single() -> tuple[PolicyOutput, PyTree]:
-    """Return the same on one device without a mesh."""
+    """Return a forward of whole rows on one device without a mesh, and the gradient of a loss."""
     params = jax.device_get(init_params(INIT, jax.random.key(0), make_mesh(MeshConfig())))
-
-    def loss(params: PyTree) -> tuple[jax.Array, PolicyOutput]:
-        output = POLICY.apply(params, jnp.asarray(TOKENS), jnp.zeros(len(TOKENS), jnp.int32))
-        return jnp.mean(output.logits**2), output
-
-    (_, output), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+    (_, output), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, jnp.asarray(TOKENS))
     return output, gradient
 
 
@@ -122,13 +107,17 @@ MESHES = {
 
 @pytest.mark.parametrize("name", list(MESHES))
 def test_every_mesh_has_the_same_logits_and_gradients_with_one_sum_a_layer(name: str, single):
-    config = MESHES[name]
-    output, gradient, text = run_on(make_mesh(config), remat="full" if config.fsdp > 1 else "none")
+    config, mesh = MESHES[name], make_mesh(MESHES[name])
+    run = partial(loss, remat="full" if config.fsdp > 1 else "none")
+    with jax.set_mesh(mesh):
+        given = init_params(INIT, jax.random.key(0), mesh), jax.device_put(TOKENS, NamedSharding(mesh, P(BATCH_AXES)))
+        (_, output), gradient = jax.jit(jax.value_and_grad(run, has_aux=True))(*given)
     np.testing.assert_allclose(output.logits, single[0].logits, atol=1e-5)
     np.testing.assert_array_equal(output.routing.chosen, single[0].routing.chosen)
     assert relative_gap(gradient, single[1]) < 1e-5
     if config.tensor == config.fsdp == 1:
-        program = Program(text)
+        with jax.set_mesh(mesh):
+            program = Program(jax.jit(run).lower(*given).compile().as_text() or "")
         lines = [line for lines in program.computations.values() for line in lines]
         sums = [line for line in collectives(lines) if line.elements >= TOKENS.size * CONFIG.hidden_size]
         assert len(sums) == len(CONFIG.expert_layers), [line.line for line in sums]
@@ -190,9 +179,6 @@ def test_experts_are_split_over_their_axes():
 def test_invalid_mixtures_are_refused(changes: dict, message: str):
     with refuses(message):
         ExpertsConfig(**{**dict(num_experts=8, active=2, intermediate_size=12), **changes})
-
-
-def test_layers_of_experts_must_be_layers():
     with refuses("experts.layers = (0, 2): ...0 .. 1"):
         DecoderConfig(**SHAPE, num_layers=2, experts=EXPERTS)
 

@@ -71,12 +71,7 @@ MTP_REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, np.ndarray | None], 
     "another convention": ("qwen3_next", {}, {OTHER: np.ones((WIDTH, 2 * WIDTH), "f")}, f"{OTHER}: "),
     "missing": ("deepseek_v3", {}, {f"{LAYER}.hnorm.weight": None, HEAD_COPY: None}, f"{HEAD_COPY}: ...1"),
     "experts": ("deepseek_v3", {}, {EXPERT: np.ones((4, WIDTH), "f")}, f"{EXPERT}: "),
-    "gated attention": (
-        "qwen3_next",
-        {},
-        {QUERY: np.ones((48, WIDTH), "f")},
-        f"{QUERY}: ...(48, 12)",
-    ),
+    "gated attention": ("qwen3_next", {}, {QUERY: np.ones((48, WIDTH), "f")}, f"{QUERY}: ...(48, 12)"),
     "another embedding": ("deepseek_v3", {}, {HEAD_COPY: np.ones((VOCAB, WIDTH), "f")}, f"{HEAD_COPY}: "),
     "no tensors": ("qwen3_next", {}, {"mtp.": None}, "config.json: mtp_num_hidden_layers = 1: ...0"),
 }

@@ -54,26 +54,21 @@ def test_attention_over_a_cache_equals_that_with_repeated_keys(length: int, coun
             np.testing.assert_allclose(got[row, token, head], expected, atol=1e-5)
 
 
-def test_a_token_attends_to_positions_up_to_its_own():
+@pytest.mark.parametrize(("first", "window"), [(None, None), (np.array([0, 1, 4]), 3)])
+def test_a_token_attends_to_positions_up_to_its_own_within_the_window(first: np.ndarray | None, window: int | None):
     start = np.array([0, 3, 5])
-    view = kv.decode_view(jnp.asarray(start), 4, 7)
+    view = kv.decode_view(jnp.asarray(start), 4, 9, None if first is None else jnp.asarray(first), window=window)
     np.testing.assert_array_equal(view.positions, start[:, None] + np.arange(4))
     np.testing.assert_array_equal(view.write, start)
     mask = np.asarray(view.mask)
-    assert mask.shape == (3, 4, 7)
+    assert mask.shape == (3, 4, 9)
     for row, query, key in np.ndindex(mask.shape):
-        assert mask[row, query, key] == (key <= start[row] + query)
+        own = start[row] + query
+        least = 0 if first is None or window is None else max(first[row], own - window + 1)
+        assert mask[row, query, key] == (least <= key <= own)
     uncached = kv.uncached_view(jnp.asarray(start), 4)
     np.testing.assert_array_equal(uncached.positions, view.positions)
     assert uncached.write is None and uncached.mask is None
-
-
-def test_a_window_holds_the_last_positions():
-    start, first = np.array([0, 3, 5]), np.array([0, 1, 4])
-    mask = np.asarray(kv.decode_view(jnp.asarray(start), 4, 9, jnp.asarray(first), window=3).mask)
-    for row, query, key in np.ndindex(mask.shape):
-        own = start[row] + query
-        assert mask[row, query, key] == (max(first[row], own - 2) <= key <= own)
 
 
 def test_resize_keeps_the_first_positions():

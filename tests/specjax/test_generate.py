@@ -15,27 +15,13 @@ from specjax.keys import seed_step
 from specjax.rollout.generate import make_generate, make_prepare, per_shard, place, prepare
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
-from specjax.sampling import SamplingLaw
 from specjax.testing.hlo import Program
 from specjax.types import Params, Rollout
-from tests.specjax.training import (
-    AS_SHIPPED,
-    BUDGET,
-    CONFIG,
-    DECODER,
-    GROUP,
-    HEAD,
-    STOP,
-    make_prompts,
-    mesh_of,
-    networks,
-    params_on,
-)
+from tests.specjax import training
+from tests.specjax.training import AS_SHIPPED, CONFIG, DECODER, HEAD, make_prompts, mesh_of, networks, params_on
 
 POLICY, DRAFTER = networks()
-TIED = make_policy(replace(DECODER, tie_embeddings=True))
 COUPLED = replace(CONFIG.rollout, verifier="coupled")
-GREEDY = replace(CONFIG.rollout, law=SamplingLaw(temperature=0.0))
 
 
 def generate_on(*shape: int, config: RolloutConfig = COUPLED) -> Callable[..., Rollout]:
@@ -49,91 +35,48 @@ def single() -> Callable[..., Rollout]:
 
 @pytest.fixture(scope="module")
 def expected(single) -> Rollout:
-    return single(params_on(mesh_of(1, 1, 1)), make_prompts(), seed_step(7, 0))
+    return single(params_on(mesh_of(1)), make_prompts(), seed_step(7, 0))
 
 
 def test_the_completions_are_well_formed(expected) -> None:
     tokens, lengths, stopped = (np.asarray(x) for x in (expected.tokens, expected.lengths, expected.stopped))
-    assert tokens.shape == (8 * GROUP, BUDGET)
+    assert tokens.shape == (8 * training.GROUP, training.BUDGET)
     assert stopped.any() and not stopped.all() and len(np.unique(lengths)) > 3
     for row, length, stop in zip(tokens, lengths, stopped, strict=True):
-        assert (row[length:] == 0).all() and STOP not in row[: length - 1]
-        assert stop == (row[length - 1] == STOP) and (stop or length == BUDGET)
-
-
-def test_one_and_eight_devices_sample_the_same_tokens(expected) -> None:
-    """test_meshes.py tests whole steps on other meshes."""
-    got = generate_on(2, 2, 2)(params_on(mesh_of(2, 2, 2)), make_prompts(), seed_step(7, 0))
-    for name in ("tokens", "lengths", "stopped", "drafted", "accepted", "row_rounds"):
-        np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), err_msg=name)
-    np.testing.assert_allclose(got.full, expected.full, atol=1e-4)
-    np.testing.assert_allclose(got.law, expected.law, atol=1e-4)
-    rows = np.asarray(got.row_rounds).reshape(len(got.loop_rounds), -1)
-    np.testing.assert_array_equal(got.loop_rounds, rows.max(axis=1, keepdims=True))
-
-
-def test_parameters_prepared_once_are_whole_over_the_shards_and_sample_the_same_tokens(expected) -> None:
-    mesh, params = mesh_of(2, 2, 2), params_on(mesh_of(2, 2, 2))
-    generate = per_shard(speculative_rollout, POLICY, DRAFTER, COUPLED, mesh)
-    with jax.set_mesh(mesh):
-        ready = make_prepare(POLICY, DRAFTER, params)(params)
-        got = jax.jit(generate)(ready, place(make_prompts(), mesh), seed_step(7, 0), None)
-    np.testing.assert_array_equal(got.tokens, expected.tokens)
-    axes = [set(jax.tree.leaves(tuple(x.sharding.spec))) for x in jax.tree.leaves(ready)]
-    assert {"tensor"} in axes and not any({"data", "fsdp"} & names for names in axes)
+        assert (row[length:] == 0).all() and training.STOP not in row[: length - 1]
+        assert stop == (row[length - 1] == training.STOP) and (stop or length == training.BUDGET)
 
 
 def test_parameters_without_a_mesh_are_prepared_in_place() -> None:
-    params = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), params_on(mesh_of(1, 1, 1)))
+    params = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), params_on(mesh_of(1)))
     ready = make_prepare(POLICY, DRAFTER, params)(params)
     jax.tree.map(np.testing.assert_array_equal, ready.draft, params.draft)
 
 
-def tokens_of(k: int, config: RolloutConfig, *shape: int) -> list[np.ndarray]:
-    """Return tokens, lengths and `stopped` of a rollout at draft length k."""
-    generate = generate_on(*shape, config=replace(config, draft_length=k))
+@pytest.mark.slow
+@pytest.mark.parametrize("k, shape, phases", [(4, (2, 2, 2), ((3, 12), (2, 100))), (0, (1, 4, 2), ((5, 100),))])
+def test_eight_devices_sample_the_same_coupled_tokens_at_any_draft_length(k, shape, phases, expected) -> None:
+    """Some sequences of each shard wait, and windows grow.
+
+    test_quantization.py has a fast test of one mesh, test_meshes.py of whole steps.
+    """
+    generate = generate_on(*shape, config=replace(COUPLED, draft_length=k, phases=phases))
     rollout = generate(params_on(mesh_of(*shape)), make_prompts(), seed_step(7, 0))
     assert (np.asarray(rollout.drafted).sum() > 0) == (k > 0)
-    return [np.asarray(x) for x in (rollout.tokens, rollout.lengths, rollout.stopped)]
-
-
-@pytest.mark.parametrize(
-    "k, shape, phases",
-    [
-        pytest.param(0, (8, 1, 1), (), marks=pytest.mark.slow),
-        pytest.param(4, (2, 2, 2), (), marks=pytest.mark.slow),
-        # Some sequences of each shard wait, and windows grow.
-        (2, (2, 2, 2), ((3, 12), (2, 100))),
-        pytest.param(0, (1, 4, 2), ((5, 100),), marks=pytest.mark.slow),
-    ],
-)
-def test_eight_devices_sample_the_same_coupled_tokens_at_any_draft_length(k, shape, phases, expected) -> None:
-    wanted = expected.tokens, expected.lengths, expected.stopped
-    for got, want in zip(tokens_of(k, replace(COUPLED, phases=phases), *shape), wanted, strict=True):
-        np.testing.assert_array_equal(got, want)
-
-
-@pytest.mark.slow
-def test_one_and_eight_devices_find_the_same_greedy_tokens_at_any_draft_length() -> None:
-    wanted = tokens_of(0, GREEDY, 1, 1, 1)
-    assert len(np.unique(wanted[0], axis=0)) > 3
-    for k, shape in ((0, (8, 1, 1)), (4, (2, 2, 2))):
-        for got, want in zip(tokens_of(k, GREEDY, *shape), wanted, strict=True):
-            np.testing.assert_array_equal(got, want)
+    for name in ("tokens", "lengths", "stopped"):
+        np.testing.assert_array_equal(getattr(rollout, name), getattr(expected, name), err_msg=name)
+    np.testing.assert_allclose(rollout.full, expected.full, atol=1e-4)
+    np.testing.assert_allclose(rollout.law, expected.law, atol=1e-4)
 
 
 def test_a_second_call_compiles_nothing_and_seed_and_step_change_tokens(single, expected) -> None:
-    params, seen = params_on(mesh_of(1, 1, 1)), [np.asarray(expected.tokens).tobytes()]
+    """The parameters survive."""
+    params, seen = params_on(mesh_of(1)), [np.asarray(expected.tokens).tobytes()]
     for seed, step in ((7, 0), (7, 1), (8, 0)):
         noise = seed_step(seed, step)
         with jax.no_tracing():
             seen.append(np.asarray(single(params, make_prompts(), noise).tokens).tobytes())
     assert seen[0] == seen[1] and len(set(seen)) == 3
-
-
-def test_the_parameters_survive_generation(single) -> None:
-    params = params_on(mesh_of(1, 1, 1))
-    single(params, make_prompts(), seed_step(7, 0))
     assert not any(x.is_deleted() for x in jax.tree.leaves(params))
 
 
@@ -146,7 +89,7 @@ def test_place_splits_the_prompts_in_order() -> None:
 
 def test_prepare_casts_to_the_compute_dtype() -> None:
     policy, drafter = networks("bfloat16")
-    params = params_on(mesh_of(1, 1, 1))
+    params = params_on(mesh_of(1))
     assert {x.dtype for x in jax.tree.leaves(prepare(policy, drafter, params))} == {jnp.dtype("bfloat16")}
     assert {x.dtype for x in jax.tree.leaves(prepare(POLICY, DRAFTER, params))} == {jnp.dtype("float32")}
 
@@ -157,10 +100,10 @@ def test_no_cache_is_copied_while_decoding_where_there_is_one_row_or_one_head(ro
     decoder, head = (replace(shape, num_kv_heads=kv_heads, head_dim=32) for shape in (DECODER, HEAD))
     policy = make_policy(decoder)
     config = replace(CONFIG.rollout, group_size=1, draft_lengths=(0, 2), max_new_tokens=200)
-    generate = per_shard(speculative_rollout, policy, make_eagle3(head, policy), config, mesh_of(1, 1, 1))
+    generate = per_shard(speculative_rollout, policy, make_eagle3(head, policy), config, mesh_of(1))
     params = Params(*(abstract_params(init) for init in (partial(init_decoder, decoder), partial(init_eagle3, head))))
     prompts = make_prompts(rows)
-    with jax.set_mesh(mesh_of(1, 1, 1)):
+    with jax.set_mesh(mesh_of(1)):
         run = jax.jit(generate, compiler_options=AS_SHIPPED | kernels.compiler_options(policy.dtype))
         program = Program(run.lower(params, prompts, seed_step(7, 0), jnp.zeros(1, jnp.int32)).compile().as_text())
     length = prompts.tokens.shape[1] + config.max_new_tokens + config.slack

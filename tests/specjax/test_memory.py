@@ -45,26 +45,17 @@ def prompts_of(*ids: int) -> Prompts:
     return Prompts(*map(jnp.asarray, (tokens, np.full(len(ids), 3, np.int32), np.array(ids, np.int32))))
 
 
-@pytest.fixture(scope="module")
-def history() -> tuple[TrainState, TrainState, list[tuple[Prompts, Rollout]]]:
-    """Return the states before and after three steps on a mesh, and their rollouts. The second step is a probe."""
+@pytest.mark.slow
+def test_steps_and_probes_leave_the_newest_completions_of_each_prompt_and_saves_keep_them(tmp_path: Path):
+    """Programs that generate for other prompts restore no memory."""
     mesh = mesh_of(2, 2, 2)
     step, probe = make_train_step(*PARTS, mesh), ProbeStep(Stages(*PARTS, mesh))
-    start, state, seen = fresh(mesh), fresh(mesh), []
-    for run, ids in ((step, (3, 0, 5, 1)), (probe, (1, 2, -1, 3)), (step, (2, 1, 4, 0))):
-        prompts = prompts_of(*ids)
-        state, rollout, _ = run(state, prompts)
-        seen.append((prompts, rollout))
-    return start, state, seen
-
-
-@pytest.mark.slow
-def test_steps_and_probes_leave_the_newest_completions_of_each_prompt(history):
-    start, state, seen = history
+    start, state = fresh(mesh), fresh(mesh)
     expected: list[list[list[int]]] = [[] for _ in range(PROBLEMS)]
-    for prompts, rollout in seen:
+    for run, ids in ((step, (3, 0, 5, 1)), (probe, (1, 2, -1, 3)), (step, (2, 1, 4, 0))):
+        state, rollout, _ = run(state, prompts_of(*ids))
         tokens, lengths = np.asarray(rollout.tokens), np.asarray(rollout.lengths)
-        for n, id in enumerate(prompts.id.tolist()):
+        for n, id in enumerate(ids):
             said = [tokens[r, : lengths[r]].tolist() for r in range(n * GROUP, (n + 1) * GROUP)]
             if id >= 0:
                 expected[id] = [*said, *expected[id]][:KEPT]
@@ -73,11 +64,6 @@ def test_steps_and_probes_leave_the_newest_completions_of_each_prompt(history):
         assert [[token - 1 for token in row if token] for row in memory[id].tolist() if any(row)] == completions
     assert sorted({len(completions) for completions in expected}) == [2, 3]
     assert state.params.memory.sharding == start.params.memory.sharding
-
-
-@pytest.mark.slow
-def test_the_memory_is_saved_and_restored_except_for_generation(history, tmp_path: Path):
-    state = history[1]
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
     with Checkpointer(tmp_path, keep=1) as saves:
         saves.save(3, state, {}, {})

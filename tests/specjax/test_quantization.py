@@ -20,7 +20,7 @@ from tests.specjax.training import CONFIG, DECODER, HEAD, make_prompts, mesh_of,
 
 FORMATS: tuple[EightBit, ...] = ("int8", "fp8")
 POLICY, DRAFTER = networks()
-COUPLED = replace(CONFIG.rollout, verifier="coupled")
+COUPLED, PHASES = replace(CONFIG.rollout, verifier="coupled"), ((3, 12), (2, 100))
 
 
 def drafter_in(to: EightBit | None, drafter: HeadDrafter = DRAFTER) -> HeadDrafter:
@@ -31,41 +31,30 @@ def is_quantized(x: object) -> bool:
     return isinstance(x, QuantizedKernel)
 
 
+@pytest.mark.parametrize(("to", "error"), [("int8", 0.5 / 127), ("fp8", 2**-4)])
 @pytest.mark.parametrize(("shape", "contract"), [((6, 3, 4), 1), ((3, 4, 6), 2)])
-def test_every_weight_is_within_half_a_step_of_its_channel(shape: tuple[int, ...], contract: int) -> None:
-    kernel = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+def test_every_weight_is_within_half_a_step_of_its_channel_and_products_are_scaled(to, error, shape, contract) -> None:
+    rng, axes = np.random.default_rng(0), tuple(range(contract))
+    kernel = rng.normal(size=shape).astype(np.float32)
     kernel[..., 1] = 0.0
-    axes = tuple(range(contract))
     most = np.abs(kernel).max(axis=axes)
-    for to, error in (("int8", 0.5 / 127), ("fp8", 2**-4)):
-        found = quantize(jnp.asarray(kernel), contract, to)
-        back = np.asarray(found.values, np.float32) * np.asarray(found.scale)
-        assert found.values.dtype.itemsize == 1 and found.scale.shape == shape[contract:]
-        # e4m3 has three bits of mantissa, so half a step is 1/16 of the weight, or of the smallest normal number.
-        step = most if to == "int8" else np.maximum(np.abs(kernel), most * 2**-6 / 448)
-        assert (np.abs(back - kernel) <= error * step * 1.001).all()
-        np.testing.assert_allclose(np.abs(back).max(axis=axes), most, rtol=1e-6)
-
-
-@pytest.mark.parametrize("to", FORMATS)
-@pytest.mark.parametrize(("shape", "contract"), [((6, 3, 4), 1), ((3, 4, 6), 2)])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_product_is_scaled_after_the_matmul(to, shape, contract, dtype) -> None:
-    rng = np.random.default_rng(1)
-    kernel = quantize(jnp.asarray(rng.normal(size=shape), jnp.float32), contract, to)
-    x = jnp.asarray(rng.normal(size=(2, 5, *shape[:contract])), dtype)
-    wide = np.asarray(kernel.values, np.float64) * np.asarray(kernel.scale, np.float64)
-    wanted = np.tensordot(np.asarray(x, np.float64), wide, axes=contract)
-    found = project(x, kernel, contract)
-    assert found.dtype == jnp.dtype(dtype)
-    np.testing.assert_allclose(
-        np.asarray(found, np.float64), wanted, rtol=1e-5 if dtype == "float32" else 0.02, atol=0.05
-    )
+    found = quantize(jnp.asarray(kernel), contract, to)
+    back = np.asarray(found.values, np.float64) * np.asarray(found.scale, np.float64)
+    assert found.values.dtype.itemsize == 1 and found.scale.shape == shape[contract:]
+    # e4m3 has three bits of mantissa, so half a step is 1/16 of the weight, or of the smallest normal number.
+    step = most if to == "int8" else np.maximum(np.abs(kernel), most * 2**-6 / 448)
+    assert (np.abs(back - kernel) <= error * step * 1.001).all()
+    np.testing.assert_allclose(np.abs(back).max(axis=axes), most, rtol=1e-6)
+    for dtype, close in (("float32", 1e-5), ("bfloat16", 0.02)):
+        x = jnp.asarray(rng.normal(size=(2, 5, *shape[:contract])), dtype)
+        product, wanted = project(x, found, contract), np.tensordot(np.asarray(x, np.float64), back, axes=contract)
+        assert product.dtype == jnp.dtype(dtype)
+        np.testing.assert_allclose(np.asarray(product, np.float64), wanted, rtol=close, atol=0.05)
 
 
 @pytest.mark.parametrize(("to", "error"), [("int8", 0.02), ("fp8", 0.1)])
 def test_all_kernels_of_both_networks_are_quantized_and_nothing_else(to: EightBit, error: float) -> None:
-    params, prompts = params_on(mesh_of(1, 1, 1)), make_prompts()
+    params, prompts = params_on(mesh_of(1)), make_prompts()
     start = jnp.zeros(len(prompts.tokens), jnp.int32)
     wanted = POLICY.apply(params.policy, jnp.asarray(prompts.tokens), start).logits
     copied = prepare(replace(POLICY, eight_bit=to), drafter_in(to), params)
@@ -77,10 +66,9 @@ def test_all_kernels_of_both_networks_are_quantized_and_nothing_else(to: EightBi
 
 
 @cache
-def rollout_of(to: EightBit | None, shape: tuple[int, int, int] = (1, 1, 1)) -> Rollout:
-    drafter = drafter_in(to)
-    generate = make_generate(POLICY, drafter, COUPLED, mesh_of(*shape))
-    return generate(params_on(mesh_of(*shape)), make_prompts(), seed_step(7, 0))
+def rollout_of(to: EightBit | None) -> Rollout:
+    generate = make_generate(POLICY, drafter_in(to), COUPLED, mesh_of(1))
+    return generate(params_on(mesh_of(1)), make_prompts(), seed_step(7, 0))
 
 
 def acceptance(rollout: Rollout) -> float:
@@ -93,29 +81,30 @@ def test_coupled_tokens_do_not_depend_on_the_drafts_bits(to: EightBit) -> None:
     assert abs(acceptance(rollout_of(to)) - acceptance(rollout_of(None))) < 0.02
 
 
-def test_a_mesh_holds_the_8_bits_gathered_and_samples_the_same_tokens() -> None:
+def test_a_mesh_holds_the_prepared_parameters_gathered_and_samples_the_same_tokens() -> None:
+    """Some sequences of each shard wait, and windows grow."""
     mesh, drafter = mesh_of(2, 2, 2), drafter_in("int8")
     params = params_on(mesh)
     with jax.set_mesh(mesh):
         ready = make_prepare(POLICY, drafter, params)(params)
-        generate = per_shard(speculative_rollout, POLICY, drafter, COUPLED, mesh)
+        generate = per_shard(speculative_rollout, POLICY, drafter, replace(COUPLED, phases=PHASES), mesh)
         found = jax.jit(generate)(ready, place(make_prompts(), mesh), seed_step(7, 0), None)
-    np.testing.assert_array_equal(found.tokens, rollout_of(None).tokens)
-    axes = [set(jax.tree.leaves(tuple(x.sharding.spec))) for x in jax.tree.leaves(ready.draft)]
-    assert {"tensor"} in axes and not any({"data", "fsdp"} & names for names in axes)
+    for name in ("tokens", "lengths", "stopped"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(rollout_of(None), name), err_msg=name)
+    for name in ("full", "law"):
+        np.testing.assert_allclose(getattr(found, name), getattr(rollout_of(None), name), atol=1e-4, err_msg=name)
+    for network in (ready.policy, ready.draft):
+        axes = [set(jax.tree.leaves(tuple(x.sharding.spec))) for x in jax.tree.leaves(network)]
+        assert {"tensor"} in axes and not any({"data", "fsdp"} & names for names in axes)
 
 
 def test_the_decode_loop_carries_the_drafts_kernels_in_8_bits_alone() -> None:
     """Otherwise each draft step would read a copy in the compute dtype, made before the loop."""
-    policy, head = (
-        make_policy(replace(DECODER, dtype="bfloat16")),
-        replace(HEAD, dtype="bfloat16", intermediate_size=24),
-    )
+    policy, mesh = make_policy(replace(DECODER, dtype="bfloat16")), mesh_of(1)
+    head = replace(HEAD, dtype="bfloat16", intermediate_size=24)
     drafter = drafter_in("int8", make_eagle3(head, policy))
-    mesh = mesh_of(1, 1, 1)
-    params = Params(
-        *(abstract_params(init, mesh) for init in (partial(init_decoder, DECODER), partial(init_eagle3, head)))
-    )
+    inits = partial(init_decoder, DECODER), partial(init_eagle3, head)
+    params = Params(*(abstract_params(init, mesh) for init in inits))
     generate = per_shard(speculative_rollout, policy, drafter, COUPLED, mesh)
     with jax.set_mesh(mesh):
         run = jax.jit(lambda params, *others: generate(prepare(policy, drafter, params), *others, None))
@@ -131,5 +120,5 @@ def test_the_decode_loop_carries_the_drafts_kernels_in_8_bits_alone() -> None:
 def test_a_small_model_as_the_draft_is_quantized_too() -> None:
     drafter: Drafter = ModelDrafter(replace(POLICY, eight_bit="fp8"))
     assert drafter.eight_bit == "fp8"
-    copied = rollout_copy(params_on(mesh_of(1, 1, 1)).policy, POLICY.dtype, drafter.eight_bit)
+    copied = rollout_copy(params_on(mesh_of(1)).policy, POLICY.dtype, drafter.eight_bit)
     assert any(map(is_quantized, jax.tree.leaves(copied, is_leaf=is_quantized)))

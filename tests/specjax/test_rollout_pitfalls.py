@@ -274,13 +274,3 @@ def test_a_faulty_block_verification_is_detected(
     """One fault keys noise only by absolute position, so the next round reuses noise that decided where to stop."""
     rollout = block_rollouts(WORLD.params("flat"), fault, 7)
     assert (p_value(rollout, PLAIN) > LEVEL) == (fault == BlockFault.NONE)
-
-
-@pytest.mark.slow
-def test_block_accepts_more_of_the_same_drafts_than_rejection(
-    block_rollouts: Callable[[Params, int, int], Rollout], switched: Callable[[Fault, Tamper], Rollout]
-):
-    """The counts differ by far more than three standard deviations."""
-    block, token = block_rollouts(WORLD.params("flat"), BlockFault.NONE, 7), switched(Fault.NONE, Tamper.NONE)
-    rates = [np.sum(rollout.accepted) / np.sum(rollout.row_rounds) for rollout in (block, token)]
-    assert rates[0] > rates[1] + 3 * K / np.sqrt(np.sum(token.row_rounds))

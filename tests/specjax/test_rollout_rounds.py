@@ -21,6 +21,7 @@ from specjax.types import Params, Prompts, Rollout, Writer
 from tests.tiny import ENUMERABLE, WANDERING
 
 GROUP, BUDGET, K = 4, 12, 3
+SEQUENCES = GROUP * len(WANDERING.prompts)
 CONFIG = RolloutConfig(group_size=GROUP, max_new_tokens=BUDGET, draft_length=K, stop_tokens=WANDERING.stops)
 CONFIG = replace(CONFIG, law=SamplingLaw(temperature=0.7, top_p=0.9))
 RUN = seed_step(6, 1)
@@ -34,17 +35,17 @@ def check() -> CacheCheck:
 
 @pytest.fixture(scope="module")
 def history() -> list[RoundState]:
-    """Return the states after the prefill and after each round, whose caches agree with a fresh prefill."""
+    """Return the states after the prefill and after each round, whose caches agree with a fresh prefill.
+
+    The rounds are ragged.
+    """
     world = WANDERING
     drafter, params = world.drafters["eagle3"], world.params("random")
-    return assert_cache_consistent(world.policy, drafter, params, world.batch, CONFIG, run=RUN)
-
-
-def test_the_rounds_are_ragged(history: list[RoundState]):
-    advances = np.diff([state.emitted for state in history], axis=0)
-    assert set(range(K + 1)) <= set(advances.ravel().tolist())
+    states = assert_cache_consistent(world.policy, drafter, params, world.batch, CONFIG, run=RUN)
+    advances = np.diff([state.emitted for state in states], axis=0)
+    assert set(range(K + 1)) <= set(advances.ravel().tolist()) and len(states) > 5
     assert any(len(set(row.tolist())) > 2 for row in advances)
-    assert len(history) > 5
+    return states
 
 
 def test_a_roll_back_that_is_off_by_one_is_detected(history: list[RoundState], check: CacheCheck):
@@ -79,7 +80,7 @@ def test_admitted_moved_or_resized_rows_have_right_caches(check: CacheCheck):
     check(carry.state)
 
     let_in_so_far = set()
-    while carry.queue is not None and carry.queue.next_sequence < GROUP * len(world.prompts):
+    while carry.queue is not None and carry.queue.next_sequence < SEQUENCES:
         while carry.state.done.sum() < 3:
             carry = carry._replace(state=advance(params, carry.state))
         carry = fill(params, prompts, carry)
@@ -104,31 +105,18 @@ def test_finished_rows_do_not_change(history: list[RoundState]):
             np.testing.assert_array_equal(now[before.done], then[before.done], err_msg=name)
 
 
-def teacher_forced(rollout: Rollout, law: SamplingLaw) -> tuple[np.ndarray, np.ndarray]:
-    """Return log-probs of completion tokens, by the processed law and with temperature only; 0 after the end."""
-    records = np.zeros((2, *rollout.tokens.shape))
-    for row, (tokens, length) in enumerate(zip(np.asarray(rollout.tokens), np.asarray(rollout.lengths), strict=True)):
-        logits = WANDERING.completion_logits(row // GROUP, tokens).astype(np.float64)
-        for t in range(length):
-            for record, used in zip(records, (law, SamplingLaw(law.temperature)), strict=True):
-                record[row, t] = np.log(reference_law(logits[t], used)[tokens[t]])
-    return records[0], records[1]
-
-
-def rollout_of(state: RoundState) -> Rollout:
-    real = np.arange(BUDGET) < state.emitted[:, None]
-    tokens, law, full = (np.where(real, x[:, :BUDGET], 0) for x in (state.tokens, state.law, state.full))
-    return Rollout(
-        tokens=jnp.asarray(tokens), lengths=jnp.asarray(state.emitted), law=jnp.asarray(law), full=jnp.asarray(full)
-    )
-
-
 def test_log_probs_are_those_of_a_teacher_forced_forward(history: list[RoundState]):
-    rollout = rollout_of(history[-1])
-    law, full = teacher_forced(rollout, CONFIG.law)
-    np.testing.assert_allclose(rollout.law, law, atol=1e-4)
-    np.testing.assert_allclose(rollout.full, full, atol=1e-4)
-    assert (np.asarray(rollout.law) - np.asarray(rollout.full)).max() > 0.05
+    """Compare the log-probs of the processed law, and those with temperature only."""
+    state, expected = history[-1], np.zeros((2, SEQUENCES, BUDGET))
+    written = np.arange(BUDGET) < np.asarray(state.emitted)[:, None]
+    tokens, *found = (np.where(written, x[:, :BUDGET], 0) for x in (state.tokens, state.law, state.full))
+    for row, length in enumerate(state.emitted.tolist()):
+        logits = WANDERING.completion_logits(row // GROUP, tokens[row]).astype(np.float64)
+        for t in range(length):
+            for record, used in zip(expected, (CONFIG.law, SamplingLaw(CONFIG.law.temperature)), strict=True):
+                record[row, t] = np.log(reference_law(logits[t], used)[tokens[row, t]])
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert (found[0] - found[1]).max() > 0.05
 
 
 def coupled(drafter: str, draft: str, k: int, budget: int = BUDGET) -> Rollout:
@@ -146,18 +134,15 @@ def test_the_budget_is_the_same_when_less_than_a_draft_is_left(budget: int):
     np.testing.assert_array_equal(np.asarray(rollout.drafted).sum(axis=0) > 0, np.arange(K) < budget - 1)
 
 
-def test_every_record_ends_with_its_row():
-    rollout = coupled("policy", "identical", 4)
-    beyond = np.arange(BUDGET) >= np.asarray(rollout.lengths)[:, None]
-    for record in (rollout.tokens, rollout.law, rollout.full, rollout.writer):
-        assert record.shape == beyond.shape
-        assert not np.asarray(record)[beyond].any()
-
-
 def test_rows_end_inside_accepted_spans():
-    """With an identical draft every drafted token is accepted: rows are cut at stop tokens and at the budget."""
+    """With an identical draft every drafted token is accepted: rows are cut at stop tokens and at the budget.
+
+    So is every record.
+    """
     rollout = coupled("policy", "identical", 4)
     lengths, stopped = np.asarray(rollout.lengths), np.asarray(rollout.stopped)
+    for record in (rollout.tokens, rollout.law, rollout.full, rollout.writer):
+        assert not np.asarray(record)[np.arange(BUDGET) >= lengths[:, None]].any()
     inside = lengths - 1 - np.asarray(rollout.accepted).sum(axis=1) < np.asarray(rollout.row_rounds)
     assert (inside & stopped).any()
     assert (inside & ~stopped).any()

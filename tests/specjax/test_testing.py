@@ -173,8 +173,6 @@ class Misspelt(HistoryDrafter):
 
 POLICY_DRAFTER = PolicyDrafter(POLICY)
 SOUND = {
-    "cache": (POLICY_DRAFTER, 2),
-    "ngram": (NGRAM, 2),
     "history": (HistoryDrafter(4, min_n=1, siblings=2), 2),
     "either": (EitherDrafter(NGRAM, POLICY_DRAFTER), 2),
     "none": (NoDrafter(), 0),

@@ -1,4 +1,3 @@
-import inspect
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,10 +9,8 @@ import numpy as np
 import pytest
 
 from specjax.drafters import NoDrafter
-from specjax.keys import seed_step
 from specjax.rollout.generate import place
 from specjax.rollout.speculative import speculative_rollout
-from specjax.sampling import SamplingLaw
 from specjax.train.advantage import AdvantageConfig
 from specjax.train.batch import ScoredSequences
 from specjax.train.config import TrainConfig
@@ -26,28 +23,11 @@ from specjax.train.train_step import StepResult, TrainStep, make_train_step
 from specjax.train.updates import UpdateConfig
 from specjax.types import Prompts, Rollout, TrainState
 from tests.refusals import refuses
-from tests.specjax.training import (
-    AS_SHIPPED,
-    BUDGET,
-    CONFIG,
-    GROUP,
-    STOP,
-    assert_same_bits,
-    count_fives,
-    host_copy,
-    is_adam,
-    last_gradients,
-    make_prompts,
-    mesh_of,
-    networks,
-    params_on,
-    relative_gap,
-    state_on,
-    traced_once,
-)
+from tests.specjax import training
+from tests.specjax.training import CONFIG, GROUP, count_fives, host_copy, is_adam, make_prompts, params_on, state_on
 
-POLICY, DRAFTER = networks()
-MESH = mesh_of(1, 1, 1)
+POLICY, DRAFTER = training.networks()
+MESH = training.mesh_of(1, 1, 1)
 FROZEN = replace(CONFIG, draft_training=replace(CONFIG.draft_training, mode="frozen"))
 
 
@@ -59,7 +39,7 @@ def compiled(step: TrainStep, state: TrainState) -> Callable[[TrainState, Prompt
 @pytest.fixture(scope="module")
 def step() -> TrainStep:
     """Return a step that fails if it is traced twice."""
-    rollout_fn = traced_once(speculative_rollout)
+    rollout_fn = training.traced_once(speculative_rollout)
     return make_train_step(POLICY, DRAFTER, count_fives, CONFIG, MESH, rollout_fn)
 
 
@@ -68,15 +48,22 @@ def first(step) -> tuple[TrainState, Rollout, dict]:
     return host_copy(step(state_on(MESH), make_prompts()))
 
 
-def test_three_steps_trace_once_and_count_up(step, first) -> None:
-    state, seen = state_on(MESH), []
+def test_steps_trace_once_count_up_and_donate_and_seed_and_step_decide_every_bit(step, first) -> None:
+    """The same step number reproduces every bit. Another one gives other tokens with the same parameters."""
+    state, seen, layout = state_on(MESH), [], jax.tree.map(lambda x: x.sharding, state_on(MESH))
     for done in range(3):
         assert state.step == done
         with jax.no_tracing():
-            state, rollout, metrics = step(state, make_prompts())
+            before, (state, rollout, metrics) = state, step(state, make_prompts())
+        assert all(x.is_deleted() for x in jax.tree.leaves(before))
+        assert jax.tree.map(lambda x: x.sharding, state) == layout
+        if not done:
+            training.assert_same_bits(host_copy((state, rollout, metrics)), first)
         seen.append(np.asarray(rollout.tokens).tobytes())
         assert all(np.isfinite(x) for x in metrics.values())
     assert state.step == 3 and len(set(seen)) == 3
+    later = replace(state_on(MESH), step=jax.device_put(jnp.int32(5), layout.step))
+    assert (np.asarray(step(later, make_prompts())[1].tokens) != first[1].tokens).any()
 
 
 def test_a_profile_shows_the_stages_and_their_parts_by_name(step, first) -> None:
@@ -86,26 +73,11 @@ def test_a_profile_shows_the_stages_and_their_parts_by_name(step, first) -> None
         assert re.search(rf'loc\("([^"]*[/(])?{name}[)/]', text), name
 
 
-def test_seed_and_step_decide_every_bit(step, first) -> None:
-    """The same step number reproduces every bit. Another one gives other tokens with the same parameters."""
-    assert_same_bits(host_copy(step(state_on(MESH), make_prompts())), first)
-    later = replace(state_on(MESH), step=jax.device_put(jnp.int32(5), state_on(MESH).step.sharding))
-    assert (np.asarray(step(later, make_prompts())[1].tokens) != first[1].tokens).any()
-
-
-def test_the_state_is_donated(step, first) -> None:
-    old = state_on(MESH)
-    new, _, _ = step(old, make_prompts())
-    assert all(x.is_deleted() for x in jax.tree.leaves(old))
-    assert not any(x.is_deleted() for x in jax.tree.leaves(new))
-    assert jax.tree.map(lambda x: x.sharding, new) == jax.tree.map(lambda x: x.sharding, state_on(MESH))
-
-
 def test_both_networks_learn_and_all_metrics_are_returned(first) -> None:
     state, rollout, metrics = first
     start = host_copy(params_on(MESH))
-    assert relative_gap(state.params.policy, start.policy) > 1e-4
-    assert relative_gap(state.params.draft, start.draft) > 1e-4
+    assert training.relative_gap(state.params.policy, start.policy) > 1e-4
+    assert training.relative_gap(state.params.draft, start.draft) > 1e-4
     assert metrics.keys() == {
         *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "reward/overlong"),
         *("groups/zero_variance", "groups/sequences_trained", "update/skipped", "draft/skipped", "rollout/empty"),
@@ -135,7 +107,7 @@ def test_the_stop_token_is_trained(first) -> None:
     starts = np.repeat(make_prompts().lengths, GROUP)
     last = starts + rollout.lengths - 1
     rows = np.arange(len(last))
-    np.testing.assert_array_equal(batch.tokens[stopped, last[stopped]], STOP)
+    np.testing.assert_array_equal(batch.tokens[stopped, last[stopped]], training.STOP)
     assert batch.trained[rows, last].all() and not batch.trained[stopped, last[stopped] + 1].any()
 
 
@@ -144,11 +116,12 @@ def test_draft_training_does_not_change_the_policy_and_a_frozen_draft_stays() ->
     def stepped(config: TrainConfig) -> StepResult:
         state = state_on(MESH, config)
         step = make_train_step(POLICY, DRAFTER, count_fives, config, MESH).lower(state, make_prompts())
-        return step.compile(AS_SHIPPED)(state, place(make_prompts(), MESH))
+        return step.compile(training.AS_SHIPPED)(state, place(make_prompts(), MESH))
 
     (online, rollout, metrics), (frozen, same, fewer) = stepped(CONFIG), stepped(FROZEN)
-    assert_same_bits((same.tokens, last_gradients(frozen).policy), (rollout.tokens, last_gradients(online).policy))
-    assert_same_bits(frozen.params, replace(online.params, draft=params_on(MESH).draft))
+    off, on = (training.last_gradients(state).policy for state in (frozen, online))
+    training.assert_same_bits((same.tokens, off), (rollout.tokens, on))
+    training.assert_same_bits(frozen.params, replace(online.params, draft=params_on(MESH).draft))
     assert metrics.keys() - fewer.keys() == {"grad_norm/draft", "draft/skipped", "draft/trained"}
     # A frozen draft's predicted acceptance is compared with the measured one too.
     for name in ("loss/draft", "draft/predicted_acceptance"):
@@ -164,7 +137,7 @@ def test_without_a_drafter_and_with_a_reference_policy() -> None:
         state, rollout, metrics = bare(state, make_prompts())
         divergence.append(float(metrics["kl/reference"]))
     assert divergence[0] < 1e-10 and divergence[1] > 1e-5
-    assert_same_bits(state.reference, reference)
+    training.assert_same_bits(state.reference, reference)
     assert metrics["rollout/acceptance_length"] == 1 and rollout.accepted.shape == (8 * GROUP, 0)
     assert not metrics.keys() & {"loss/draft", "grad_norm/draft", "draft/predicted_acceptance"}
 
@@ -227,31 +200,25 @@ def test_rewards_pay_for_kl_by_sequence_or_from_each_token_on() -> None:
 @pytest.mark.slow
 def test_several_updates_of_selected_groups_with_kl_in_the_reward_and_a_reference_that_follows() -> None:
     """Each step takes four updates from one rollout, and is traced once."""
+    slow = OptimizerConfig(learning_rate=1e-3)
     config = replace(
-        CONFIG,
+        replace(CONFIG, policy_optimizer=slow, draft_optimizer=slow, microbatches=2, ladder=(9,), reference_every=2),
         selection=SelectionConfig(groups=4, drop_truncated=True, overlong_buffer=2),
         loss=LossConfig(kl_in="reward", kl_coefficient=0.1),
         advantage=AdvantageConfig(scale="none"),
         updates=UpdateConfig(minibatches=2, epochs=2),
-        policy_optimizer=OptimizerConfig(learning_rate=1e-3),
-        draft_optimizer=OptimizerConfig(learning_rate=1e-3),
-        microbatches=2,
-        ladder=(9,),
-        reference_every=2,
     )
     state = init_train_state(params_on(MESH), config, MESH, with_reference=True)
-    start, run = (
-        host_copy(state.reference),
-        compiled(make_train_step(POLICY, DRAFTER, count_fives, config, MESH), state),
-    )
+    start = host_copy(state.reference)
+    run = compiled(make_train_step(POLICY, DRAFTER, count_fives, config, MESH), state)
     state, rollout, metrics = run(state, make_prompts())
-    assert_same_bits(state.reference, start)
+    training.assert_same_bits(state.reference, start)
     assert 0 < metrics["groups/sequences_trained"] <= min(4 * GROUP, np.sum(rollout.stopped))
     assert metrics["rollout/logprob_gap_max"] < 1e-4 and metrics["ratio/max"] > 1.0001
     before = host_copy(state.params.policy)
-    assert relative_gap(before, start) > 1e-4
+    assert training.relative_gap(before, start) > 1e-4
     state, _, metrics = run(state, make_prompts())
-    assert_same_bits(state.reference, state.params.policy)
+    training.assert_same_bits(state.reference, state.params.policy)
     assert metrics["kl/reference"] > 1e-6 and metrics["update/skipped"] == 0
     counts = [x.count for x in jax.tree.leaves(state.optimizer, is_leaf=is_adam) if is_adam(x)]
     assert len(counts) == 2 and all(count == 8 for count in counts)
@@ -263,7 +230,7 @@ def test_draft_lengths_follow_acceptance_and_costs_without_another_trace() -> No
     options = replace(CONFIG.rollout, draft_lengths=(0, 1, 2), phases=((8 * GROUP, 100), (4, 100)))
     config = replace(CONFIG, rollout=options)
     cheap, dear = np.array([[1, 0.94, 9], [1, 9, 0.94]], np.float32), np.array([[1, 9, 9]] * 2, np.float32)
-    rollout_fn = traced_once(speculative_rollout)
+    rollout_fn = training.traced_once(speculative_rollout)
     stepped = make_train_step(POLICY, DRAFTER, count_fives, config, MESH, rollout_fn)
     state, used = init_train_state(params_on(MESH), config, MESH, seconds=cheap), []
     for seconds in (cheap, cheap, dear):
@@ -286,80 +253,27 @@ def test_draft_lengths_follow_acceptance_and_costs_without_another_trace() -> No
 
 @pytest.mark.slow
 def test_bfloat16_compute_keeps_float32_masters() -> None:
-    step = make_train_step(*networks("bfloat16"), count_fives, replace(CONFIG, microbatches=2), MESH)
+    step = make_train_step(*training.networks("bfloat16"), count_fives, replace(CONFIG, microbatches=2), MESH)
     run = compiled(step, state_on(MESH))
     state, rollout, metrics = run(state_on(MESH), make_prompts())
     assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype("float32")}
     assert rollout.full.dtype == jnp.float32
     assert all(np.isfinite(x) for x in metrics.values())
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(state))
-    assert relative_gap(state.params.policy, host_copy(params_on(MESH).policy)) > 1e-4
+    assert training.relative_gap(state.params.policy, host_copy(params_on(MESH).policy)) > 1e-4
     assert metrics["rollout/logprob_gap_mean"] < 0.05
-
-
-def best_half(policy, drafter, params, prompts, seed_step, config):
-    """Rollout function that draws twice as many samples and keeps the better half of each group by a toy reward."""
-    asked = config.group_size
-    rollout = speculative_rollout(policy, drafter, params, prompts, seed_step, replace(config, group_size=2 * asked))
-    score = jnp.sum(rollout.tokens == 5, axis=1).reshape(-1, 2 * asked)
-    first = 2 * asked * jnp.arange(len(score))[:, None]
-    best = (first + jnp.argsort(-score, axis=1)[:, :asked]).ravel()
-    return Rollout(rollout.tokens[best], rollout.lengths[best])
-
-
-@pytest.mark.slow
-def test_a_fork_of_the_rollout_takes_twenty_lines() -> None:
-    assert len(inspect.getsource(best_half).splitlines()) <= 20
-    forked = make_train_step(POLICY, DRAFTER, count_fives, CONFIG, MESH, best_half)
-    state, rollout, metrics = compiled(forked, state_on(MESH))(state_on(MESH), make_prompts())
-
-    doubled = replace(CONFIG.rollout, group_size=2 * GROUP)
-    everything = jax.jit(
-        lambda params: speculative_rollout(POLICY, DRAFTER, params, make_prompts(), seed_step(7, 0), doubled),
-    )(params_on(MESH))
-    fives = np.sum(np.asarray(everything.tokens) == 5, axis=1).reshape(-1, 2 * GROUP)
-    kept = np.sum(np.asarray(rollout.tokens) == 5, axis=1).reshape(-1, GROUP)
-    np.testing.assert_array_equal(np.sort(kept), np.sort(fives)[:, GROUP:])
-
-    assert rollout.tokens.shape == (8 * GROUP, BUDGET)
-    assert all(
-        getattr(rollout, name) is None for name in ("law", "full", "stopped", "drafted", "accepted", "row_rounds")
-    )
-    assert {name for name in metrics if name.startswith("rollout/")} == {
-        "rollout/tokens",
-        "rollout/length_mean",
-        "rollout/length_max",
-    }
-    assert not any(name.startswith("ratio/") for name in metrics)
-    assert all(np.isfinite(x) for x in metrics.values()) and metrics["grad_norm/policy"] > 0
-    assert state.step == 1
 
 
 @pytest.mark.parametrize(
     ("changes", "shape", "prompts", "message"),
     [
         (dict(), (8, 1, 1), 12, "prompts = 12:...8"),
-        (
-            dict(microbatches=8),
-            (8, 1, 1),
-            8,
-            "minibatches x microbatches = 8:...4",
-        ),
+        (dict(microbatches=8), (8, 1, 1), 8, "minibatches x microbatches = 8:...4"),
         (dict(loss=LossConfig(kl_coefficient=0.1)), (1, 1, 1), 8, "kl_coefficient = 0.1:"),
     ],
 )
 def test_what_does_not_go_together_is_refused(changes: dict, shape: tuple, prompts: int, message: str) -> None:
-    mesh = mesh_of(*shape)
+    mesh = training.mesh_of(*shape)
     step = make_train_step(POLICY, DRAFTER, count_fives, replace(CONFIG, **changes), mesh)
     with refuses(message):
         step.lower(state_on(mesh), make_prompts(prompts))
-
-
-@pytest.mark.parametrize(
-    "law", [SamplingLaw(top_k=5), SamplingLaw(top_p=0.9), SamplingLaw(min_p=0.1), SamplingLaw(temperature=0.0)]
-)
-def test_training_under_a_truncated_law_needs_the_flag(law: SamplingLaw) -> None:
-    rollout = replace(CONFIG.rollout, law=law)
-    with refuses("rollout.law = ...allow_truncated_law"):
-        TrainConfig(rollout=rollout)
-    assert TrainConfig(rollout=rollout, allow_truncated_law=True).rollout.law is law

@@ -130,18 +130,13 @@ def distance(law: np.ndarray, other: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("law", LAWS)
-def test_a_draft_may_stop_after_a_sampled_token_but_not_before(law: LawOf):
+def test_a_draft_may_stop_after_a_sampled_token_but_not_before_and_not_be_chosen_after_sampling(law: LawOf):
     p, q = case("random", 3, 3)
     (before,), (after,) = (emitted_laws(law, p, q, confident(q, shift)) for shift in (0, 1))
     assert distance(before, following(p)[0]) > 0.01
     assert distance(after, following(p)[0]) < 1e-6
-
-
-@pytest.mark.parametrize("law", LAWS)
-def test_a_proposal_chosen_after_sampling_is_detected(law: LawOf):
-    p, q = case("random", 3, 3)
-    (emitted,) = emitted_laws(law, p, case("one-hot", 3, 3)[1], every_length(3, 3)[-1:], verified=q)
-    assert distance(emitted, following(p)[0]) > 0.01
+    (chosen,) = emitted_laws(law, p, case("one-hot", 3, 3)[1], every_length(3, 3)[-1:], verified=q)
+    assert distance(chosen, following(p)[0]) > 0.01
 
 
 def without_residual(law: AcceptLaw) -> AcceptLaw:
