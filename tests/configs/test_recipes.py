@@ -1,7 +1,8 @@
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import flax.linen as nn
@@ -18,7 +19,7 @@ from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.hf.config import config_from_hf
 from models.layers import init_cache
-from models.params import Init, abstract_params
+from models.params import abstract_params
 from specjax.cost import HARDWARE
 from specjax.parallel.mesh import AXES, spec
 from specjax.train.optimizer import make_optimizers
@@ -73,9 +74,13 @@ def test_data_is_given_by_the_user(name: str):
         build_problems(load_recipe(name))
 
 
-def shares(init: Init, mesh: AbstractMesh, along: tuple[str, ...] = AXES) -> float:
+@cache
+def shapes_of(init: Callable[..., PyTree], config: object) -> PyTree:
+    return jax.eval_shape(partial(init, config), jax.random.key(0))
+
+
+def shares(boxed: PyTree, mesh: AbstractMesh, along: tuple[str, ...] = AXES) -> float:
     """Return the GiB per device of a network's float32 parameters, sharded only over the axes `along`."""
-    boxed = jax.eval_shape(init, jax.random.key(0))
 
     def of(x: jax.ShapeDtypeStruct, logical: PartitionSpec) -> float:
         partition = spec(tuple(logical), x.shape, mesh)
@@ -99,9 +104,9 @@ def cache_size(config: RunConfig, decoder: DecoderConfig, head: Eagle3Config) ->
 def assert_fits(config: RunConfig, decoder: DecoderConfig, head: Eagle3Config, sizes: tuple[int, ...], memory: float):
     """Compare state, gradients, the copy for rollouts, and caches with `sizes`, in GiB per device."""
     mesh = AbstractMesh(config.mesh.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
-    inits = partial(init_decoder, decoder), partial(init_eagle3, head)
-    master = sum(shares(init, mesh) for init in inits)
-    narrow = sum(shares(init, mesh, along=("expert", "tensor")) for init in inits) / 2
+    networks = shapes_of(init_decoder, decoder), shapes_of(init_eagle3, head)
+    master = sum(shares(boxed, mesh) for boxed in networks)
+    narrow = sum(shares(boxed, mesh, along=("expert", "tensor")) for boxed in networks) / 2
     caches = cache_size(config, decoder, head)
     assert tuple(map(round, (3 * master, master, narrow, caches))) == sizes
     assert max(3 * master + narrow + caches, 5 * master + narrow) * GIB < memory, "no room for activations"
@@ -115,11 +120,10 @@ def test_the_named_mesh_is_large_enough(name: str, expected: tuple[int, ...], gp
     """Compare with the GiB per device in the recipe's docstring."""
     config = load_recipe(name)
     assert config.draft.vocab_size == HEAD.draft_vocab_size
-    networks = partial(init_decoder, QWEN3_8B), partial(init_eagle3, HEAD)
-    assert count(abstract_params(networks[0])) == 8_190_735_360
+    networks = [nn.unbox(shapes_of(init, shape)) for init, shape in ((init_decoder, QWEN3_8B), (init_eagle3, HEAD))]
+    assert count(networks[0]) == 8_190_735_360
     optimizers = make_optimizers(config.policy_optimizer, config.draft_optimizer)
-    for init, optimizer in zip(networks, (optimizers.policy, optimizers.draft), strict=True):
-        params = abstract_params(init)
+    for params, optimizer in zip(networks, (optimizers.policy, optimizers.draft), strict=True):
         moments = jax.eval_shape(optimizer.init, params)
         assert count([x for x in jax.tree.leaves(moments) if x.ndim]) == 2 * count(params)
     assert_fits(config, QWEN3_8B, HEAD, expected, 0.87 * HARDWARE[gpu].memory)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from launch.cli import progress
 from launch.cli.options import run_program
 from launch.data.hub import fetch
 from tests.launch.checkpoints import write_checkpoint, write_problems
@@ -54,6 +55,8 @@ def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     def refuse(main: Callable[[list[str]], int], arguments: list[str], refusals: int = 1) -> str:
         monkeypatch.chdir(tmp_path)
         monkeypatch.setattr(sys, "argv", ["program", *arguments])
+        # On a slow machine, a program says that it still loads.
+        monkeypatch.setattr(progress, "LOG_EVERY_S", 600.0)
         before = sorted(tmp_path.rglob("*"))
         assert run_program(main) == 2
         out, errors = capsys.readouterr()
