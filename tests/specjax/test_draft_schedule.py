@@ -206,7 +206,7 @@ def test_training_gets_rarer_while_acceptance_holds_and_returns_when_it_changes(
     state = state_of(0, init_draft_training(config, None))
 
     @jax.jit
-    def step_of(state: TrainState, batch: ScoredSequences, sums: DraftSums) -> tuple[TrainState, jax.Array]:
+    def step_of(state: TrainState, batch: ScoredSequences, sums: DraftSums) -> tuple[TrainState, bool | jax.Array]:
         due = draft_is_due(config, state, batch)
         return update_schedule(config, state, batch, sums, due)[0], due
 
