@@ -127,10 +127,10 @@ class Learned:
 
 def sorting(path: Path, count: int = 4096) -> None:
     """Write a JSONL file of problems that ask to sort digits: the answer to `4172=` is `1247`."""
-    source, seen = random.Random(0), {}
-    while len(seen) < count:
-        seen["".join(source.choices("123456789", k=source.randint(4, 7)))] = None
-    lines = [{"question": f"{digits}=", "answer": "".join(sorted(digits))} for digits in seen]
+    source, numbers = random.Random(0), {}
+    while len(numbers) < count:
+        numbers["".join(source.choices("123456789", k=source.randint(4, 7)))] = None
+    lines = [{"question": f"{digits}=", "answer": "".join(sorted(digits))} for digits in numbers]
     path.write_text("".join(json.dumps(line | {"solution": f"#{line['answer']}"}) + "\n" for line in lines))
 
 

@@ -1,4 +1,4 @@
-"""Hold the cost model against the measured rounds of benchmarks.bench: fitted to them, and from sheets alone.
+"""Hold the cost model against the measured rounds of benchmarks.bench: fitted to them, and from sheets only.
 
 Run from the repository's root: python -m benchmarks.cost_model
 """
@@ -33,7 +33,7 @@ RESULT = Path(__file__).parent / "results" / "bench_25m" / "bench.json"
 class Measured(NamedTuple):
     """A measured round, and the interval of its cost in plain rounds.
 
-    A plain round costs 1 by definition: its interval is that of its seconds in the three sections that time it.
+    A plain round costs 1 by definition: its interval spans its seconds in the three sections that time it.
     """
 
     cell: Cell
@@ -43,24 +43,24 @@ class Measured(NamedTuple):
 
 def read(path: Path) -> list[Measured]:
     """Return the rounds of a result of benchmarks.bench with the sections floor, verify and draft."""
-    sections, found = json.loads(path.read_text(encoding="utf-8"))["sections"], []
-    others = {
+    sections, rounds = json.loads(path.read_text(encoding="utf-8"))["sections"], []
+    tables = {
         name: {(row["context"], row["batch"]): row for row in sections[name]["rows"]} for name in ("floor", "verify")
     }
     for row in sections["draft"]["rows"]:
         context, batch, plain = row["context"], row["batch"], row["plain ms"] / 1e3
-        if not any(each.cell[:2] == (batch, context) for each in found):
+        if not any(each.cell[:2] == (batch, context) for each in rounds):
             shape = context, batch
-            times = others["floor"][shape]["ms a round"], others["verify"][shape]["T(1) ms"], row["plain ms"]
+            times = tables["floor"][shape]["ms a round"], tables["verify"][shape]["T(1) ms"], row["plain ms"]
             low, high = (end / row["plain ms"] for end in (min(times), max(times)))
-            found.append(Measured(Cell(batch, context, 0, plain), low, high))
+            rounds.append(Measured(Cell(batch, context, 0, plain), low, high))
         cost, low, high = row["whole round"]
-        found.append(Measured(Cell(batch, context, row["k"], cost * plain), low, high))
-    return found
+        rounds.append(Measured(Cell(batch, context, row["k"], cost * plain), low, high))
+    return rounds
 
 
 def sheet_model(preset: Preset, hardware: str) -> CostModel:
-    """Return the cost model of a preset from sheets alone. hardware: name of a sheet."""
+    """Return the cost model of a preset from sheets only. hardware: name of a sheet."""
     stored = jnp.dtype(preset.decoder.dtype).itemsize
     deployment = Deployment(weight_bytes=stored, cache_bytes=stored)
     return cost_model(decoder_sheet(preset.decoder), eagle3_sheet(preset.head), find_hardware(hardware), deployment)
@@ -73,7 +73,7 @@ def costs(seconds: Sequence[float], cells: Sequence[Cell]) -> np.ndarray:
 
 
 def between(cells: Sequence[Cell]) -> np.ndarray:
-    """Return relative errors of the lengths in between, in each shape known at its shortest and longest alone."""
+    """Return relative errors of the lengths in between, in each shape known only at its shortest and longest."""
     lengths = sorted({cell.draft_length for cell in cells})
     ends = [cell for cell in cells if cell.draft_length in (lengths[0], lengths[-1])]
     phases = sorted({Phase(cell.slots, cell.window) for cell in cells})
@@ -94,7 +94,7 @@ def report(measured: Sequence[Measured], preset: Preset, hardware: str) -> Itera
     model, sheets = fit(cells), sheet_model(preset, hardware)
     errors, sheet_errors = relative_errors(model, cells), relative_errors(sheets, cells)
     seconds = [cell.seconds for cell in cells]
-    found, modelled = costs(seconds, cells), costs([*(seconds * (1 + errors))], cells)
+    actual, modelled = costs(seconds, cells), costs([*(seconds * (1 + errors))], cells)
     yield "constants, microseconds: " + ", ".join(f"{name} {1e6 * x:.3g}" for name, x in model.constants().items())
     yield "positions  rows  k  measured ms  model ms  error   cost  model  interval"
     outside: list[str] = []
@@ -105,11 +105,11 @@ def report(measured: Sequence[Measured], preset: Preset, hardware: str) -> Itera
         outside += [] if inside else [f"{slots} x {window} at {k}"]
         yield (
             f"{window:9}  {slots:4}  {k}  {1e3 * cell.seconds:11.1f}  {1e3 * cell.seconds * (1 + errors[i]):8.1f}  "
-            f"{errors[i]:+5.0%}  {found[i]:5.2f}  {modelled[i]:5.2f}  [{low:.2f}, {high:.2f}]{'' if inside else ' *'}"
+            f"{errors[i]:+5.0%}  {actual[i]:5.2f}  {modelled[i]:5.2f}  [{low:.2f}, {high:.2f}]{'' if inside else ' *'}"
         )
     drafting = np.array([cell.draft_length > 0 for cell in cells])
     yield f"seconds, fitted:                      {summary(errors)}"
-    yield f"cost in plain rounds, fitted:         {summary((modelled / found - 1)[drafting])}"
+    yield f"cost in plain rounds, fitted:         {summary((modelled / actual - 1)[drafting])}"
     yield f"lengths between two that were timed:  {summary(between(cells))}"
     yield f"seconds, from sheets alone:           {summary(sheet_errors)}"
     yield f"* outside its interval, {len(outside)} of {len(cells)} (rows x positions): {', '.join(outside)}"

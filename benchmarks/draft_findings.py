@@ -64,10 +64,10 @@ def parts(values: Sequence[float]) -> list[tuple[float, float]]:
     return [(float(x.mean()), float(2 * x.std() / len(x) ** 0.5)) for x in each]
 
 
-def show(found: Sequence[DraftedRollouts], runs: Sequence[DraftRun], rates: Mapping[str, Sequence[Position]]) -> None:
+def show(timings: Sequence[DraftedRollouts], runs: Sequence[DraftRun], rates: Mapping[str, Sequence[Position]]) -> None:
     """Print the tables."""
     print("\ndraft      k  alpha   cost  speed-up over k = 0")
-    for row in found:
+    for row in timings:
         speedup = "{:5.2f} [{:.2f}, {:.2f}]".format(*row.speedup)
         print(f"{row.start:9} {row.draft_length:2}  {row.alpha:5.2f}  {row.cost:5.2f}  {speedup}")
     print(f"\nRL, alpha: means of {PART} steps each (2 standard errors of a mean)")
@@ -77,8 +77,8 @@ def show(found: Sequence[DraftedRollouts], runs: Sequence[DraftRun], rates: Mapp
     step = first_difference(runs)
     print("tokens    " + ("the same in all runs, every step" if step is None else f"parted first in step {step}"))
     print("\naccepted at each position, of what was drafted there (2 standard errors)")
-    for name, each in rates.items():
-        print(f"{name:9} " + "  ".join(f"{at.rate:.3f} +- {2 * at.error:.3f}" for at in each))
+    for name, positions in rates.items():
+        print(f"{name:9} " + "  ".join(f"{at.rate:.3f} +- {2 * at.error:.3f}" for at in positions))
 
 
 def main(argv: list[str]) -> int:
@@ -98,7 +98,7 @@ def main(argv: list[str]) -> int:
     print(format_provenance("benchmarks.draft_findings"), flush=True)
     params = warm_up(experiment, Unfinished())
     drafts = initial_drafts(experiment, params)
-    found = by_draft_length(experiment, drafts, options.draft_lengths, options.repeats)
+    timings = by_draft_length(experiment, drafts, options.draft_lengths, options.repeats)
     print("distilling the draft in a single pass", flush=True)
     config = experiment.config
     once = build_experiment(replace(config, draft=replace(config.draft, unroll=1)))
@@ -107,16 +107,16 @@ def main(argv: list[str]) -> int:
     arms = [(name, mode) for name in drafts for mode in ("frozen", "online")]
     arms += [("in-domain", mode) for mode in MODES if ("in-domain", mode) not in arms]
     runs = [reinforce(experiment, drafts[start], start, mode) for start, mode in arms]
-    show(found, runs, rates)
+    show(timings, runs, rates)
     if options.json is not None:
-        written = {
-            "drafted": [asdict(row) for row in found],
+        results = {
+            "drafted": [asdict(row) for row in timings],
             "runs": [asdict(run) for run in runs],
             "positions": {name: [asdict(at) for at in each] for name, each in rates.items()},
         }
-        options.json.write_text(json.dumps(written) + "\n")
+        options.json.write_text(json.dumps(results) + "\n")
     if options.plots is not None:
-        save_plots(options.plots, found, runs, rates)
+        save_plots(options.plots, timings, runs, rates)
     return 0
 
 

@@ -17,7 +17,7 @@ STYLES = ("--", "-", "-.", ":", (0, (1, 4)))
 
 def save_plots(
     directory: Path,
-    found: Sequence[DraftedRollouts],
+    timings: Sequence[DraftedRollouts],
     runs: Sequence[DraftRun],
     rates: Mapping[str, Sequence[Position]],
 ) -> None:
@@ -25,7 +25,7 @@ def save_plots(
     directory.mkdir(parents=True, exist_ok=True)
     with figure(directory / "draft_length.png", (9, 3.8), columns=2) as (above, below):
         for start, colour in COLOURS.items():
-            rows = [row for row in found if row.start == start]
+            rows = [row for row in timings if row.start == start]
             lengths, speedups = [row.draft_length for row in rows], np.array([row.speedup for row in rows])
             above.plot(lengths, [row.alpha for row in rows], marker="o", color=colour, label=start)
             below.plot(lengths, speedups[:, 0], marker="o", color=colour, label=start)

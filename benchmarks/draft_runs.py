@@ -107,9 +107,9 @@ def initial_drafts(experiment: Experiment, params: Params) -> dict[str, Params]:
     """Return the drafts to compare, by start. All that are distilled get as many answers and steps."""
     drafts = {"in-domain": None, "generic": generic_answers(experiment, params, experiment.config.distill.answers)}
     trained = {}
-    for name, given in drafts.items():
+    for name, answers in drafts.items():
         print(f"distilling the draft {name}", flush=True)
-        trained[name] = replace(params, draft=distill(experiment, params, Unfinished(), given=given).draft)
+        trained[name] = replace(params, draft=distill(experiment, params, Unfinished(), given=answers).draft)
     return trained | {"random": params}
 
 
@@ -141,13 +141,13 @@ def by_draft_length(
     }
     cells = {(name, k): cell(prepared, k) for name, prepared in ready.items() for k in lengths}
     interleaved(cells, 1)
-    found = []
+    timings = []
     for (name, k), pairs in interleaved(cells, repeats).items():
         cost = np.median([drafted.seconds_per_round / plain.seconds_per_round for plain, drafted in pairs])
         alpha = np.mean([drafted.acceptance_length for _, drafted in pairs])
         speedup = interval([plain.seconds / drafted.seconds for plain, drafted in pairs])
-        found.append(DraftedRollouts(name, k, float(alpha), float(cost), speedup))
-    return found
+        timings.append(DraftedRollouts(name, k, float(alpha), float(cost), speedup))
+    return timings
 
 
 def reinforce(experiment: Experiment, params: Params, start: str, mode: str) -> DraftRun:

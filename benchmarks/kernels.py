@@ -6,7 +6,7 @@ To measure a kernel, the round is also compiled with the plain operation of `spe
 program only, as XLA_FLAGS=--NAME=VALUE would for all. Flags that this version of XLA does not know are reported and
 skipped.
 
-Two ratios are printed: that of the shortest times, which other work on a shared machine disturbs least, and that of the
+Two ratios are printed: of the shortest times, which other work on a shared machine disturbs least, and of the
 pairs. The row "compiled again" is the same program compiled a second time; its difference is noise.
 """
 
@@ -119,7 +119,7 @@ def main() -> None:
         measured = interleaved(programs, options.repeats)
         for way, times in measured.items():
             pairs = list(zip(measured["as it is"], times, strict=True))
-            ratios = [base / own if way.startswith("with ") else own / base for base, own in pairs]
+            ratios = [base / seconds if way.startswith("with ") else seconds / base for base, seconds in pairs]
             ratio_of_minima = min(times) / min(measured["as it is"])
             ratio_of_minima = 1 / ratio_of_minima if way.startswith("with ") else ratio_of_minima
             line = f"{1e3 * min(times):9.3f}  {ratio_of_minima:5.3f}  {format_interval(ratios)}"

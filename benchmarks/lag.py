@@ -126,23 +126,23 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", type=Path, help="file to write all runs to")
     options = parser.parse_args(argv)
     use_compile_cache()
-    known: dict[tuple[int, int], LagRun] = {}
+    runs: dict[tuple[int, int], LagRun] = {}
     if options.json is not None and options.json.exists():
-        known = {(run["lag"], run["seed"]): LagRun(**run) for run in json.loads(options.json.read_text())}
+        runs = {(run["lag"], run["seed"]): LagRun(**run) for run in json.loads(options.json.read_text())}
     experiment = build_experiment(recipe(options.steps), asynchronous=True)
     print(format_provenance("benchmarks.lag"))
     params, evaluate, before = begin(experiment)
     print(f"{options.steps} steps; accuracy on held-out prompts before: {before:.1%}", flush=True)
     for seed in range(options.seeds):
         for lag in LAGS:
-            run = known.get((lag, seed))
+            run = runs.get((lag, seed))
             if run is None or len(run.accuracy) != options.steps:
                 run = learn(experiment, lag, seed, params, evaluate)
-            known[lag, seed] = run
+            runs[lag, seed] = run
             print(f"seed {seed} lag {lag}: {run.after:.1%} in {run.seconds:.0f} s", flush=True)
             if options.json is not None:
-                options.json.write_text(json.dumps([asdict(run) for run in known.values()]) + "\n")
-    lines, sound = table([known[lag, seed] for seed in range(options.seeds) for lag in LAGS])
+                options.json.write_text(json.dumps([asdict(run) for run in runs.values()]) + "\n")
+    lines, sound = table([runs[lag, seed] for seed in range(options.seeds) for lag in LAGS])
     print("\n".join(lines))
     return 0 if sound else 1
 

@@ -30,9 +30,9 @@ def small(layers: int, mesh: Mesh, width: int = 64) -> Networks:
     shape: dict[str, Any] = dict(
         hidden_size=width, intermediate_size=4 * width, num_heads=4, num_kv_heads=2, head_dim=16
     )
-    read = tuple(sorted({0, layers // 2, layers - 1}))
-    decoder = DecoderConfig(vocab_size=VOCAB, num_layers=layers, feature_layers=read, **shape)
-    config = Eagle3Config(feature_size=len(read) * width, vocab_size=VOCAB, draft_vocab_size=VOCAB, **shape)
+    feature_layers = tuple(sorted({0, layers // 2, layers - 1}))
+    decoder = DecoderConfig(vocab_size=VOCAB, num_layers=layers, feature_layers=feature_layers, **shape)
+    config = Eagle3Config(feature_size=len(feature_layers) * width, vocab_size=VOCAB, draft_vocab_size=VOCAB, **shape)
     policy, keys = make_policy(decoder), jax.random.split(jax.random.key(0))
     weights = init_params(partial(init_decoder, decoder), keys[0], mesh)
     # Scaled so that the last token dominates the context, and sharp: a head learns such a distribution quickly.

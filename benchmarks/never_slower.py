@@ -142,10 +142,10 @@ def measure(job: Job, params: Params, steps: int, repeats: int) -> DraftCell:
             # The order of compilation alternates.
             runs = [*fixed.values(), *drafted.values()][:: 1 if step % 2 else -1]
             jax.block_until_ready([run() for run in runs])
-        for other, run in fixed.items():
+        for length, run in fixed.items():
             pair = {"fixed": partial(time_call, run), "auto": partial(time_call, drafted[k])}
-            times = interleaved(pair, repeats if other == 0 else -(-repeats // 4))
-            over[other].append(float(geometric_mean(np.divide(times["fixed"], times["auto"]), axis=0)))
+            times = interleaved(pair, repeats if length == 0 else -(-repeats // 4))
+            over[length].append(float(geometric_mean(np.divide(times["fixed"], times["auto"]), axis=0)))
         rollout = drafted[k]()
         assert rollout.row_rounds is not None
         chosen.append(k)
@@ -201,7 +201,7 @@ def main() -> None:
                 )
     plain = [cell.over[0] for cell in cells]
     least = min(interval(ratios, center=geometric_mean)[1] for ratios in plain)
-    # Each cell counts once, because its steps resemble each other more than those of other cells.
+    # Each cell counts once, because its steps resemble each other more than the steps of other cells.
     pooled = [float(geometric_mean(np.array(ratios), axis=0)) for ratios in plain]
     best = [float(geometric_mean(np.array(cell.over[cell.best]), axis=0)) for cell in cells]
     verdict = {True: "holds", False: "FAILS"}

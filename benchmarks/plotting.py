@@ -14,10 +14,10 @@ from launch.cli.errors import ConfigError
 def figure(path: Path, size: tuple[float, float] = (7, 4.5), columns: int = 1) -> Iterator[Any]:
     """Yield axes to draw into, an array of them for several columns, and save the figure."""
     plt = load_pyplot()
-    drawn, axes = plt.subplots(1, columns, figsize=size, layout="constrained")
+    fig, axes = plt.subplots(1, columns, figsize=size, layout="constrained")
     yield axes
-    drawn.savefig(path, dpi=150)
-    plt.close(drawn)
+    fig.savefig(path, dpi=150)
+    plt.close(fig)
 
 
 def label(axes: Any, x: str, y: str) -> None:

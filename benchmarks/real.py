@@ -55,7 +55,7 @@ def stages(recipe: str, model: Path, out: Path, compared_steps: int) -> list[Sta
     def evaluation(name: str, *options: object) -> Stage:
         return stage(name, "evaluate", *options, "--json", out / f"{name}.json", "--save", out / f"{name}.jsonl")
 
-    # The recipe alone would distil and evaluate too.
+    # By itself, the recipe would distil and evaluate too.
     training = ("--distill.steps", 0, "--eval.every", 0, "--out", run, *(("--resume",) if run.exists() else ()))
     compared = ("--steps", compared_steps, "--draft-lengths", "1,3", "--json", out / "compare.json")
     return [
@@ -72,7 +72,7 @@ def run_stage(stage: Stage, out: Path) -> int:
     print(f"== {stage.name}: python {' '.join(stage.command)}", flush=True)
     start = time.monotonic()
     with (
-        (out / f"{stage.name}.txt").open("a", encoding="utf-8") as kept,
+        (out / f"{stage.name}.txt").open("a", encoding="utf-8") as log,
         subprocess.Popen(
             [sys.executable, *stage.command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8"
         ) as process,
@@ -81,7 +81,7 @@ def run_stage(stage: Stage, out: Path) -> int:
         assert process.stdout is not None
         for line in process.stdout:
             print(line, end="", flush=True)
-            kept.write(line)
+            log.write(line)
     seconds = stage_seconds(out)
     spent, _ = seconds.get(stage.name, (0.0, False))
     seconds[stage.name] = spent + time.monotonic() - start, process.returncode == 0

@@ -30,19 +30,19 @@ def main(argv: list[str]) -> int:
 
 def simulate(args: SimulateArgs, evidence: Evidence) -> None:
     """Answer the points of a command line: print, and write the JSON file and plots. Raises ConfigError."""
-    given, changes = given_ranges(args), sweep_points(args)
+    user_ranges, changes = given_ranges(args), sweep_points(args)
     with as_config_error():
         console.print("\n".join(describe(args.point, evidence)))
-    ranges = input_ranges(args.point, evidence, given)
+    ranges = input_ranges(args.point, evidence, user_ranges)
     if changes == [{}]:
         with as_config_error():
             pair = resolve_pair(args.point, evidence)
-        found = estimate({}, pair, evidence, ranges, args.samples)
-        details = details_of(pair, evidence, ranges, [values for values, _ in found.samples])
-        console.print("\n".join(lines_of_point(found, ranges, details)))
-        write_results(args.json, as_json(args, [found], ranges, details))
+        result = estimate({}, pair, evidence, ranges, args.samples)
+        details = details_of(pair, evidence, ranges, [values for values, _ in result.samples])
+        console.print("\n".join(lines_of_point(result, ranges, details)))
+        write_results(args.json, as_json(args, [result], ranges, details))
     else:
-        rows = [estimate_changed(each, args.point, evidence, given, args.samples) for each in changes]
+        rows = [estimate_changed(each, args.point, evidence, user_ranges, args.samples) for each in changes]
         console.print("\n".join([*sweep_table(rows), *lag_table(lag_rows(rows))]))
         write_results(args.json, as_json(args, rows, ranges, None))
     if args.plots is not None:

@@ -110,7 +110,7 @@ class DecoderConfig(LayerConfig):
         sliding_window: Number of last positions, including its own, that a token attends to in `sliding_layers`. None
             for all positions.
         sliding_layers: Layers with the window, ascending; None for every layer.
-        experts: Mixture of experts in place of the MLP of some layers or all; None for dense layers alone.
+        experts: Mixture of experts in place of the MLP of some layers or all; None: only dense layers.
     """
 
     vocab_size: Positive
@@ -124,11 +124,11 @@ class DecoderConfig(LayerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        listed = {"feature_layers": self.feature_layers, "sliding_layers": self.sliding_layers}
+        layer_lists = {"feature_layers": self.feature_layers, "sliding_layers": self.sliding_layers}
         if self.experts is not None:
-            listed["experts.layers"] = self.experts.layers
-        for name, found in listed.items():
-            ids = found or ()
+            layer_lists["experts.layers"] = self.experts.layers
+        for name, layers in layer_lists.items():
+            ids = layers or ()
             if list(ids) != sorted(set(ids)) or any(not 0 <= i < self.num_layers for i in ids):
                 raise ValueError(f"{name} = {ids}: must be distinct, ascending and within 0 .. {self.num_layers - 1}")
         if self.sliding_window is None and self.sliding_layers is not None:

@@ -110,13 +110,13 @@ class Decoder(nn.Module):
         for i, block in enumerate(self.layer):
             if i in self.config.feature_layers:
                 features.append(x)
-            own = None if routes is None or i not in expert_layers else routes[:, :, expert_layers.index(i)]
+            layer_routes = None if routes is None or i not in expert_layers else routes[:, :, expert_layers.index(i)]
             if cache is not None:
-                x, layer, routing = block(x, cache[i], views[windows[i]], turn, routes=own)
+                x, layer, routing = block(x, cache[i], views[windows[i]], turn, routes=layer_routes)
                 layers.append(layer)
             else:
                 forward = _uncached if self.remat == "none" else nn.remat(_uncached, policy=_SAVED[self.remat])
-                x, routing = forward(block, x, views[windows[i]], turn, own)
+                x, routing = forward(block, x, views[windows[i]], turn, layer_routes)
             if routing is not None:
                 routings.append(routing)
         hidden = self.norm(x)

@@ -88,7 +88,7 @@ def one_line_errors(message: str) -> Iterator[None]:
 
 
 def write_json(path: Path, fields: dict[str, Any]) -> None:
-    """Write a JSON object, in the primary process alone."""
+    """Write a JSON object, only in the primary process."""
     if processes.primary():
         path.write_text(json_text(fields), encoding="utf-8")
 

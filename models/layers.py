@@ -24,7 +24,7 @@ class Projection(nn.Module):
     Attributes:
         config: Dtypes of the compute and of the parameters.
         features: Sizes of the output axes.
-        axes: Logical axis names of the kernel [*in, *features]; the bias has those of the features.
+        axes: Logical axis names of the kernel [*in, *features]; the bias has the axes of the features.
         contract: Number of input axes that the kernel contracts.
         bias: Whether to add a bias.
     """

@@ -142,9 +142,9 @@ def _local(
 
 def _gathered(x: Float[Array, "N D"], share: Float[Array, "N A"], used: Int[Array, "N A"], weights: Weights) -> Array:
     """Multiply each token by copies of its experts."""
-    own = Weights(*(each.at[used].get(mode="clip") for each in weights))
-    hidden = nn.silu(jnp.einsum("nd,nadf->naf", x, own.gate)) * jnp.einsum("nd,nadf->naf", x, own.up)
-    return jnp.einsum("naf,nafd->nd", _weighted(hidden, share), own.down)
+    copies = Weights(*(each.at[used].get(mode="clip") for each in weights))
+    hidden = nn.silu(jnp.einsum("nd,nadf->naf", x, copies.gate)) * jnp.einsum("nd,nadf->naf", x, copies.up)
+    return jnp.einsum("naf,nafd->nd", _weighted(hidden, share), copies.down)
 
 
 def _dense(x: Float[Array, "N D"], share: Float[Array, "N A"], used: Int[Array, "N A"], weights: Weights) -> Array:
@@ -158,7 +158,7 @@ def _dense(x: Float[Array, "N D"], share: Float[Array, "N A"], used: Int[Array, 
 def _sorted(x: Float[Array, "N D"], share: Float[Array, "N A"], used: Int[Array, "N A"], weights: Weights) -> Array:
     """Sort copies of the tokens by expert, and multiply each group by its expert.
 
-    Their number is static: on every device as many rows as all experts have, those of other devices last.
+    Their number is static: on every device as many rows as all experts have, rows for other devices last.
     """
     (tokens, active), experts = used.shape, len(weights.gate)
     order = jnp.argsort(used.ravel())

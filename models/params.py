@@ -50,10 +50,10 @@ def _sizes(boxed: PyTree) -> dict[str, int]:
     """Return the options that the parameters grow with, and their values."""
     leaves = jax.tree.leaves(boxed, is_leaf=lambda x: isinstance(x, nn.Partitioned))
     partitioned = [leaf for leaf in leaves if isinstance(leaf, nn.Partitioned)]
-    named = [pair for leaf in partitioned for pair in zip(leaf.names, leaf.value.shape, strict=True)]
+    axis_sizes = [pair for leaf in partitioned for pair in zip(leaf.names, leaf.value.shape, strict=True)]
     # The number of features follows from the other sizes.
     growing_with = {axis for axis, rule in RULES.items() if rule.mesh_axes} - {"features"}
-    return {RULES[axis].option: size for axis, size in named if axis in growing_with} or {"parameters": 1}
+    return {RULES[axis].option: size for axis, size in axis_sizes if axis in growing_with} or {"parameters": 1}
 
 
 def param_shardings(init: Init, mesh: Mesh) -> PyTree:

@@ -91,17 +91,17 @@ class YarnScaling(Options):
 RopeScaling = LinearScaling | Llama3Scaling | YarnScaling
 
 
-def scaling_from_json(found: Mapping[str, Any] | None) -> RopeScaling | None:
+def scaling_from_json(scaling: Mapping[str, Any] | None) -> RopeScaling | None:
     """Return the scaling saved as JSON of its `dataclasses.asdict`. Raises ValueError if no kind has these fields."""
-    if found is None:
+    if scaling is None:
         return None
-    if not isinstance(found, dict):
-        raise ValueError(f"rope_scaling = {show(found)}: must be an object or null")
+    if not isinstance(scaling, dict):
+        raise ValueError(f"rope_scaling = {show(scaling)}: must be an object or null")
     for kind in (LinearScaling, Llama3Scaling, YarnScaling):
-        if found.keys() == {field.name for field in fields(kind)}:
-            return kind(**found)
+        if scaling.keys() == {field.name for field in fields(kind)}:
+            return kind(**scaling)
     raise ValueError(
-        f"rope_scaling: no supported kind of scaling has exactly the fields {show(', '.join(sorted(found)))}"
+        f"rope_scaling: no supported kind of scaling has exactly the fields {show(', '.join(sorted(scaling)))}"
     )
 
 

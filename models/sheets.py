@@ -9,14 +9,14 @@ from specjax.types import Mixture
 
 def decoder_sheet(config: DecoderConfig) -> NetworkSheet:
     """Return the sheet of a decoder. Sliding windows count as full attention."""
-    found, layers = config.experts, len(config.expert_layers)
+    experts, layers = config.experts, len(config.expert_layers)
     dense = config.num_layers * _attention(config, config.hidden_size)
     dense += (config.num_layers - layers) * _mlp(config.hidden_size, config.intermediate_size)
-    if found is None:
+    if experts is None:
         return _sheet(config, config.num_layers, dense, config.vocab_size)
-    dense += layers * config.hidden_size * found.num_experts  # the routers
-    mixture = Mixture(layers, found.num_experts, found.active)
-    expert = _mlp(config.hidden_size, found.intermediate_size)
+    dense += layers * config.hidden_size * experts.num_experts  # the routers
+    mixture = Mixture(layers, experts.num_experts, experts.active)
+    expert = _mlp(config.hidden_size, experts.intermediate_size)
     return _sheet(config, config.num_layers, dense, config.vocab_size, mixture, expert)
 
 

@@ -28,8 +28,8 @@ def draft_flops(decoder: DecoderConfig, params: Params, rows: int, length: int, 
     With anchors, every pass runs over so many tokens of a row, except that the first computes the keys and values of
     all. 0: all tokens. The anchors are drawn anywhere: each sees half of the row in the mean. The projection of the
     policy's features counts 4 for each parameter and token, because its input has no gradient. The policy's vocabulary
-    head counts 2, because it is not trained here, at each position whose law a pass reads: those of neighbouring passes
-    over all tokens are the same but for one.
+    head counts 2, because it is not trained here, at each position whose law a pass reads: the positions of
+    neighbouring passes over all tokens are the same but for one.
     """
     indices = length - 2
     queries = min(anchors or indices, indices)
@@ -55,8 +55,8 @@ def device_sheet(platform: str, kind: str) -> Hardware | None:
     if platform == "cpu":
         return HARDWARE["cpu"]
     # Drivers leave out the last words of some names.
-    named = (sheet for sheet in HARDWARE.values() if f"{sheet.name} ".startswith(f"{kind} "))
-    return next(named, None)
+    sheets = (sheet for sheet in HARDWARE.values() if f"{sheet.name} ".startswith(f"{kind} "))
+    return next(sheets, None)
 
 
 def _matrices(params: PyTree) -> dict[tuple[str, ...], int]:

@@ -33,7 +33,7 @@ class ForcedConfig(RolloutConfig):
 class FreeDrafter(Drafter):
     """Drafter that does no work: it proposes tokens 0, 1, .. under a uniform distribution.
 
-    A round with it costs as much as verification and commit alone.
+    A round with it costs only verification and commit.
     """
 
     vocab_size: int

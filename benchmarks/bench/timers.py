@@ -64,7 +64,7 @@ def rollout_timer(
 ) -> RolloutTimer:
     """Return a timer of whole rollouts. Its `generate` and `measure` take (turn, acceptance rate as float32).
 
-    prompts: the same prompts for every turn, or a sequence with those of each turn.
+    prompts: the same prompts for every turn, or a sequence with the prompts of each turn.
     forced:  accept drafted tokens at the rate and force the lengths of `tail`, if given. False: sample as in training.
     """
     drafter = networks.drafter if max(config.lengths) else NoDrafter()

@@ -30,12 +30,12 @@ def provenance(words: list[str]) -> tuple[str, str]:
     """Return JAX's platform, and the command, device and versions as text; "none" and an error if JAX fails."""
     command = [sys.executable, "-c", DEVICE, *words]
     try:
-        asked = subprocess.run(command, capture_output=True, text=True, timeout=STARTS_WITHIN)
+        completed = subprocess.run(command, capture_output=True, text=True, timeout=STARTS_WITHIN)
     except subprocess.TimeoutExpired:
         return "none", f"JAX did not start within {STARTS_WITHIN} s"
-    if asked.returncode:
-        return "none", asked.stderr.strip()[-1000:]
-    platform, _, text = asked.stdout.partition("\n")
+    if completed.returncode:
+        return "none", completed.stderr.strip()[-1000:]
+    platform, _, text = completed.stdout.partition("\n")
     return platform, text
 
 
@@ -69,18 +69,18 @@ def main() -> int:
     if options.model is not None and not options.model.is_dir():
         parser.error(f"--model = {options.model}: must be a directory")
     end = time.monotonic() + 60 * options.minutes
-    platform, told = provenance(sys.argv[1:])
+    platform, details = provenance(sys.argv[1:])
     if platform != "gpu" and not options.tiny:
-        parser.error(f"needs a GPU that JAX can use, and finds: {platform}; --tiny rehearses without one\n{told}")
+        parser.error(f"needs a GPU that JAX can use, and finds: {platform}; --tiny rehearses without one\n{details}")
     options.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     log, outcomes = options.out / "gpu.txt", dict[str, Outcome]()
-    log.write_text(told, encoding="utf-8")
+    log.write_text(details, encoding="utf-8")
     every = parts(options.out, tiny=options.tiny, model=options.model, training=shlex.split(options.training))
-    chosen = [part for part in every if part.name in options.parts]
+    selection = [part for part in every if part.name in options.parts]
     try:
-        for index, part in enumerate(chosen):
-            minutes = time_limit(max(end - time.monotonic(), 0) / 60, chosen[index:])
+        for index, part in enumerate(selection):
+            minutes = time_limit(max(end - time.monotonic(), 0) / 60, selection[index:])
             with log.open("a", encoding="utf-8") as output:
                 print(f"\n==== {part.name}: python -m {shlex.join(part.command)}\n", file=output, flush=True)
             outcome = outcomes[part.name] = run(part, minutes, log)

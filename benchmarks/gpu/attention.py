@@ -84,10 +84,10 @@ def two_parts(q: Array, cache: LayerCache, view: kv.View) -> Array:
 
 def candidates() -> dict[str, Attend]:
     """Return the implementations by name."""
-    found: dict[str, Attend] = {IN_USE: in_use, "plain": xla, POSITIONS_FIRST: masked_xla}
+    implementations: dict[str, Attend] = {IN_USE: in_use, "plain": xla, POSITIONS_FIRST: masked_xla}
     if jax.default_backend() == "gpu":
-        found |= {"cuDNN, mask": masked_cudnn, "cuDNN, two parts": two_parts}
-    return found
+        implementations |= {"cuDNN, mask": masked_cudnn, "cuDNN, two parts": two_parts}
+    return implementations
 
 
 class AttentionCell:
@@ -110,7 +110,7 @@ class AttentionCell:
 
         def repeated(count: Int[Array, ""], q: Array, cache: LayerCache, start: Array) -> Array:
             # The result of each call is the query of the next, so XLA cannot remove a call. A GPU waits for the host in
-            # each iteration of a loop whose length is traced, but not in those of the inner loop.
+            # each iteration of a loop whose length is traced, but not in the iterations of the inner loop.
             def one_pass(_: Array, q: Array) -> Array:
                 return jax.lax.fori_loop(0, LAYERS, lambda _, q: once(q, cache, start), q)
 

@@ -20,10 +20,10 @@ def from_pieces(directory: Path) -> Path:
     if pieces and not model.exists():
         with TemporaryDirectory() as temporary, new_directory(model) as new:
             joined = Path(temporary) / "model.gguf"
-            with joined.open("wb") as whole:
+            with joined.open("wb") as target:
                 for piece in pieces:
-                    with piece.open("rb") as part:
-                        shutil.copyfileobj(part, whole)
+                    with piece.open("rb") as source:
+                        shutil.copyfileobj(source, target)
             dequantise(joined, new)
     return model if pieces else directory
 

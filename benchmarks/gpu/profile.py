@@ -40,8 +40,8 @@ def kernel_seconds(directory: Path) -> Iterator[tuple[str, str, float]]:
 def operation(scope: str) -> str:
     """Return the module path of a traced operation, without jit, loops, the layer's number and the primitive."""
     skipped = re.compile(r"jit\(|while|body|cond|closed_call|shard_map")
-    kept = [part for part in scope.split("/")[:-1] if not skipped.match(part)]
-    return re.sub(r"_\d+", "", "/".join(kept)) or "other"
+    names = [part for part in scope.split("/")[:-1] if not skipped.match(part)]
+    return re.sub(r"_\d+", "", "/".join(names)) or "other"
 
 
 def profiled(run: Callable[[], object], program: Program) -> dict[str, float]:
@@ -54,7 +54,7 @@ def profiled(run: Callable[[], object], program: Program) -> dict[str, float]:
         for instruction, kernel, duration in kernel_seconds(Path(directory)):
             # A kernel in a CUDA graph is listed under the graph's instruction; a fusion's kernel is named after it.
             line = lines.get(instruction) or lines.get(re.sub(r"_(\d+)$", r".\1", kernel))
-            # The time of a loop is that of its kernels, which are listed too.
+            # The time of a loop is the time of its kernels, which are listed too.
             if line is None or line.opcode not in ("while", "conditional", "call"):
                 seconds[operation(line.scope) if line else re.split(r"[<(\d]", kernel)[0]] += duration
     return seconds
@@ -65,10 +65,10 @@ def profile(networks: BenchNetworks, rows: int, context: int, k: int, count: int
     timer = round_timer(networks, networks.drafter, rows, context, {k: (networks.drafter, k)}, count)
     measure = timer.start(networks.params)[k]
     undisturbed = min(measure() for _ in range(5))
-    found = profiled(measure, Program(timer.program_text(k)))
-    assert found, f"the profiler saw no kernel; an undisturbed round takes {1e3 * undisturbed:.3f} ms"
-    total = sum(found.values())
-    most = sorted(found.items(), key=lambda item: -item[1])[:NAMED]
+    operations = profiled(measure, Program(timer.program_text(k)))
+    assert operations, f"the profiler saw no kernel; an undisturbed round takes {1e3 * undisturbed:.3f} ms"
+    total = sum(operations.values())
+    most = sorted(operations.items(), key=lambda item: -item[1])[:NAMED]
     rest = total - sum(seconds for _, seconds in most)
     table: list[Row] = [
         {"operation": name, "ms": 1e3 * seconds / count, "share": seconds / total}

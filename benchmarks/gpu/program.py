@@ -79,31 +79,31 @@ def round_of(
     def rounds(params: Params, state: RoundState, count: Array) -> RoundState:
         return run_rounds(Decoding(networks.policy, networks.drafter, params, config), k, state, count)
 
-    state, started = jax.eval_shape(initial_state, *shapes), time.perf_counter()
+    state, start = jax.eval_shape(initial_state, *shapes), time.perf_counter()
     args = abstract(device, (shapes[0], state, jax.ShapeDtypeStruct((), jnp.int32)))
     compiled = jax.jit(rounds, donate_argnums=1).lower(*args).compile()
-    seconds, program = time.perf_counter() - started, Program(str(compiled.as_text()))
+    seconds, program = time.perf_counter() - start, Program(str(compiled.as_text()))
     cache = rows, decoder.num_kv_heads, length, decoder.head_dim
     lines, inside = (find(cache, 2 * decoder.num_layers) for find in (program.launched, program.loop))
     copies = [line for line in program.copies(inside, prod(cache)) if _is_cache(line, cache)]
-    kept = sum(sum(line.sizes) for line in lines if not _is_cache(line, cache))
+    written_bytes = sum(sum(line.sizes) for line in lines if not _is_cache(line, cache))
     row: Row = {"k": k, "kernels": len(lines), "copies of a cache": len(copies), **program_costs(inside, compiled)}
     of_vocabulary = [line for line in lines if any(decoder.vocab_size in dims for dims in line.arrays)]
     notes = [f"k = {k}, of the vocabulary's size: {line.shape.split('{')[0]} {line.scope}" for line in of_vocabulary]
-    return {**row, "written MB": kept / 1e6, "compile s": seconds}, notes
+    return {**row, "written MB": written_bytes / 1e6, "compile s": seconds}, notes
 
 
 def rounds(preset: Preset, rows: int, context: int, lengths: list[int], device: NamedSharding) -> BenchSection:
     """Count what rounds at each draft length hold."""
     networks = functions(preset)
 
-    def started() -> tuple[Params, Prompts]:
+    def initial_arrays() -> tuple[Params, Prompts]:
         key, numbers = jax.random.key(0), jnp.zeros(rows, jnp.int32)
         params = Params(unbox(networks.init_policy(key)), unbox(networks.init_draft(key)))
         return params, Prompts(jnp.zeros((rows, context), jnp.int32), lengths=numbers, id=numbers)
 
     # Nothing is allocated: the device may be absent.
-    shapes = jax.eval_shape(started)
+    shapes = jax.eval_shape(initial_arrays)
     weights = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes[0]))
     table: list[Row] = []
     notes = [
@@ -123,9 +123,9 @@ def step(recipe: str) -> BenchSection:
     config, networks, mesh = experiment.config, experiment.networks, experiment.mesh
     reward = make_reward(None, experiment.problems.train, experiment.tokenizer)
     stages = Stages(networks.policy, networks.drafter, reward, config, mesh, experiment.rollout_fn, experiment.loss_fn)
-    started = time.perf_counter()
+    start = time.perf_counter()
     compiled = TrainStep(stages).lower(abstract_state(experiment), next(experiment.train_batches())).compile()
-    seconds, program = time.perf_counter() - started, Program(str(compiled.as_text()))
+    seconds, program = time.perf_counter() - start, Program(str(compiled.as_text()))
     lines = [line for lines in program.computations.values() for line in lines]
     return BenchSection(f"a training step of {recipe}", [{**program_costs(lines, compiled), "compile s": seconds}])
 

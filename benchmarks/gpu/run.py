@@ -41,7 +41,7 @@ def run(part: Part, minutes: float, log: Path) -> Outcome:
     if missing:
         return Outcome(f"skipped: {missing}")
     environment = os.environ | {"XLA_PYTHON_CLIENT_MEM_FRACTION": MEMORY, "PYTHONUNBUFFERED": "1"}
-    started, begin = time.perf_counter(), log.stat().st_size
+    start, begin = time.perf_counter(), log.stat().st_size
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", *part.command],
@@ -53,14 +53,14 @@ def run(part: Part, minutes: float, log: Path) -> Outcome:
         )
     try:
         code = process.wait(max(60 * minutes - GRACE, 0))
-        ended = "ok" if code == 0 else f"exit code {code}" if code > 0 else signal.Signals(-code).name
+        ending = "ok" if code == 0 else f"exit code {code}" if code > 0 else signal.Signals(-code).name
     except subprocess.TimeoutExpired:
-        ended = f"stopped {GRACE} s before its limit of {minutes:.1f} min"
+        ending = f"stopped {GRACE} s before its limit of {minutes:.1f} min"
     finally:
         _end(process)
     text = log.read_bytes()[begin:].decode(errors="replace")
-    last = [line for line in text.splitlines() if line.strip()][-LAST:]
-    return Outcome(ended, time.perf_counter() - started, () if ended == "ok" else tuple(last))
+    last_lines = [line for line in text.splitlines() if line.strip()][-LAST:]
+    return Outcome(ending, time.perf_counter() - start, () if ending == "ok" else tuple(last_lines))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

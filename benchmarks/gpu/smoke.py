@@ -6,7 +6,7 @@ Required, with float32 products of full precision (jax_default_matmul_precision 
 - `coupled` completions are the same tokens at every draft length
 - completions follow their exact distribution, by a chi-square test of each verifier
 - gradients of both losses equal the CPU's, where another device computes
-- products of experts equal those of single rows
+- products of experts equal the products of single rows
 The same at the precision that jax chooses, on GPUs TF32, and tokens in bfloat16 are measured, but required of nothing:
 a draw that two tokens nearly tie for may fall to the other one.
 """
@@ -120,9 +120,9 @@ def gradients(networks: BenchNetworks) -> str:
 
     here, cpu = on(None), on("cpu")
     gaps = {name: _gap(getattr(here, name), getattr(cpu, name)) for name in ("policy", "draft")}
-    told = ", ".join(f"{name} {gap:.1e}" for name, gap in gaps.items())
-    assert max(gaps.values()) <= TOLERANCE, f"{told}, must be at most {TOLERANCE}"
-    return told
+    text = ", ".join(f"{name} {gap:.1e}" for name, gap in gaps.items())
+    assert max(gaps.values()) <= TOLERANCE, f"{text}, must be at most {TOLERANCE}"
+    return text
 
 
 def _gap(tree: object, reference: object) -> float:
@@ -144,19 +144,19 @@ def checks(preset: Preset, lengths: list[int], draws: int) -> dict[tuple[str, st
     def compared() -> str:
         return gradients(networks("float32"))
 
-    found: dict[tuple[str, str, bool], Callable[[], str]] = {}
+    checks: dict[tuple[str, str, bool], Callable[[], str]] = {}
     for verifier in get_args(VerifierName):
-        found[f"chi-square, {verifier}", "highest", True] = partial(chi_square, verifier, draws)
-    found["products of experts", "highest", True] = products_of_experts
+        checks[f"chi-square, {verifier}", "highest", True] = partial(chi_square, verifier, draws)
+    checks["products of experts", "highest", True] = products_of_experts
     for k in lengths:
-        found[f"same tokens at draft length {k}", "highest", True] = tokens("float32", 1e-3, k)
-    found["gradients against the CPU's", "highest", True] = compared
+        checks[f"same tokens at draft length {k}", "highest", True] = tokens("float32", 1e-3, k)
+    checks["gradients against the CPU's", "highest", True] = compared
     if jax.default_backend() != "cpu":
         # On CPUs the default is full precision.
-        found["gradients against the CPU's", "default", False] = compared
-        found[f"same tokens at draft length {lengths[-1]}", "default", False] = tokens("float32", ANY, lengths[-1])
-    found[f"same tokens at draft length {lengths[-1]}", "bfloat16", False] = tokens("bfloat16", ANY, lengths[-1])
-    return found
+        checks["gradients against the CPU's", "default", False] = compared
+        checks[f"same tokens at draft length {lengths[-1]}", "default", False] = tokens("float32", ANY, lengths[-1])
+    checks[f"same tokens at draft length {lengths[-1]}", "bfloat16", False] = tokens("bfloat16", ANY, lengths[-1])
+    return checks
 
 
 def measure(check: Callable[[], str], precision: str) -> tuple[bool, str]:

@@ -14,8 +14,8 @@ _HALVINGS = 60
 def acceptance_length(first: np.ndarray | float, draft_length: int, decay: float = DECAY) -> np.ndarray:
     """Return the expected tokens per verification, of the shape of `first`.
 
-    first: probability that position 1 of a draft is accepted. That of position i, given that those before it are, is
-    first * decay ** (i - 1).
+    first: probability that position 1 of a draft is accepted. For position i, given that all before it are
+    accepted, it is first * decay ** (i - 1).
     """
     rate = np.array(first, np.float64)
     reached, tokens = np.ones_like(rate), np.ones_like(rate)

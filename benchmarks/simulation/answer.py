@@ -19,7 +19,7 @@ from benchmarks.simulation.surface import Surface
 MOST_SEQUENCES, FEWEST = 2048, 8
 # Rollouts of a step with lag, whose lengths differ.
 ROLLOUTS = 3
-# Phases of specjax where none are given: those of its recipes for several GPUs (configs/qwen3_8b_rl_zero.py).
+# Phases of specjax where none are given: as in its recipes for several GPUs (configs/qwen3_8b_rl_zero.py).
 SHRINKING = (1, 4, 16)
 # Eighths of the GPUs that may generate.
 SPLITS = range(1, 8)
@@ -83,14 +83,14 @@ def resolve(point: Point, evidence: Evidence) -> Point:
     Raises DoesNotFit, also for given slots or phases.
     """
     most, phases = _slots_that_fit(point), point.phases if point.engine == "specjax" else ()
-    given = {"slots": point.slots, "phases": max(phases, default=0)}
+    sizes = {"slots": point.slots, "phases": max(phases, default=0)}
     point = replace(point, slots=point.slots or most)
     if point.lag and not point.generation_gpus:
         replicas = point.gpus // point.replica
         counts = {max(1, min(replicas - 1, replicas * eighth // 8)) * point.replica for eighth in SPLITS}
         tried = (replace(point, generation_gpus=count) for count in sorted(counts))
         point = min(tried, key=lambda each: run(each, evidence).step)
-    for name, slots in given.items():
+    for name, slots in sizes.items():
         if min(slots, _sequences(point)) > most:
             raise DoesNotFit(f"{name} = {slots}: a replica has memory for {most} sequences; must be at most as many")
     return point
@@ -111,27 +111,27 @@ def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
     layout = SlotLayout(slots, phases)
     surface = Surface(round_costs(point, evidence), slots, point.prompt_tokens + point.limit_tokens, point.lengths)
     simulated = min(replicas, max(FEWEST, MOST_SEQUENCES // sequences))
-    rollouts, taken = [], []
+    rollouts, seconds = [], []
     for turn in range(ROLLOUTS if point.lag else 1):
-        drawn = lengths.draw((simulated, sequences), seed + turn)
+        sample = lengths.draw((simulated, sequences), seed + turn)
         measured = point.acceptance_length, point.measured_at
         rows = point.row_spread, point.row_correlation, seed + turn
-        gains = tokens_per_round(*measured, point.lengths, drawn, *rows)
-        rollout = simulate(drawn, gains, surface, layout, point.prompt_tokens)
+        gains = tokens_per_round(*measured, point.lengths, sample, *rows)
+        rollout = simulate(sample, gains, surface, layout, point.prompt_tokens)
         rollouts.append(rollout)
         share = point.carry_over
-        taken.append(
-            carry_over(drawn, gains, surface, layout, point.prompt_tokens, share) if share else rollout.seconds
+        seconds.append(
+            carry_over(sample, gains, surface, layout, point.prompt_tokens, share) if share else rollout.seconds
         )
     tokens = point.sequences * (lengths.mean() + point.prompt_tokens)
-    rest = stages(point, tokens, point.gpus - gpus if point.lag else gpus)
-    step = step_seconds(taken, rest.total, point.lag)
+    other_stages = stages(point, tokens, point.gpus - gpus if point.lag else gpus)
+    step = step_seconds(seconds, other_stages.total, point.lag)
     return Arm(
-        generation=float(np.mean(taken)),
+        generation=float(np.mean(seconds)),
         step=step.seconds,
         exposed=step.exposed,
         acceptance_length=float(np.mean([rollout.verified for rollout in rollouts])),
-        stages=rest,
+        stages=other_stages,
         slots=slots,
         phases=phases,
         waiting=sequences - slots,
@@ -154,8 +154,8 @@ def _phases(point: Point, slots: int) -> tuple[int, ...]:
     """Return the slots that the batch shrinks to, its first ones included; () if rows leave as they end."""
     if point.engine != "specjax":
         return ()
-    listed = point.phases or [max(slots // divisor, 1) for divisor in SHRINKING]
-    return tuple(sorted({slots, *(min(size, slots) for size in listed)}, reverse=True))
+    sizes = point.phases or [max(slots // divisor, 1) for divisor in SHRINKING]
+    return tuple(sorted({slots, *(min(size, slots) for size in sizes)}, reverse=True))
 
 
 def break_even(pair: Pair, evidence: Evidence, seed: int = 0) -> float:
@@ -169,8 +169,8 @@ def worth_of_training(pair: Pair, evidence: Evidence, seed: int = 0) -> float:
     inf if no acceptance does. The draft without training is not trained in the step.
     """
     untrained = run(replace(pair[1], draft_training=0.0), evidence, seed)
-    needed = _least_acceptance(pair[1], evidence, untrained.step, seed)
-    return max(needed - pair[1].acceptance_length, 0.0)
+    least = _least_acceptance(pair[1], evidence, untrained.step, seed)
+    return max(least - pair[1].acceptance_length, 0.0)
 
 
 def _least_acceptance(point: Point, evidence: Evidence, step: float, seed: int) -> float:
@@ -194,12 +194,12 @@ def _slots_that_fit(point: Point) -> int:
     """Return the sequences of a replica whose caches fit in memory; measured rounds were of a batch that did."""
     if point.hardware == MEASURED:
         return max(point.sequences, point.slots, *point.phases)
-    held = memory(point, point.prompt_tokens + point.mean_tokens)
-    if held.slots < 1:
-        needed, device = (held.fixed + held.sequence) / 1e9, held.device / 1e9
+    needs = memory(point, point.prompt_tokens + point.mean_tokens)
+    if needs.slots < 1:
+        least, device = (needs.fixed + needs.sequence) / 1e9, needs.device / 1e9
         raise DoesNotFit(
-            f"tensor = {point.tensor}: weights, training state ({held.training / 1e9:.0f} GB) and one sequence take "
-            f"{needed:.0f} GB of a device's {device:.0f}; must be more, or a larger expert, more gpus or fewer "
+            f"tensor = {point.tensor}: weights, training state ({needs.training / 1e9:.0f} GB) and one sequence take "
+            f"{least:.0f} GB of a device's {device:.0f}; must be more, or a larger expert, more gpus or fewer "
             "limit_tokens"
         )
-    return min(held.slots, MOST_SLOTS)
+    return min(needs.slots, MOST_SLOTS)

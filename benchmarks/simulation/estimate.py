@@ -24,9 +24,9 @@ class EstimatedAnswer(NamedTuple):
     """The answer for a point, and how sure it is.
 
     changes:    what a sweep changed.
-    answer:     that of the point itself.
+    answer:     for the point itself.
     samples:    inputs drawn from their ranges, with their answers.
-    intervals:  those of samples, by name of the result (MEASURES).
+    intervals:  over the samples, by name of the result (MEASURES).
     driver:     the input on which the step's speed-up depends most; None if on no input.
     refused:    why there is no answer; the others are None then.
     """
@@ -41,12 +41,12 @@ class EstimatedAnswer(NamedTuple):
 
 
 MEASURES = {
-    "generation_speedup": lambda found: found.generation_speedup,
-    "step_speedup": lambda found: found.step_speedup,
-    "plain_generation_s": lambda found: found.plain.generation,
-    "drafted_generation_s": lambda found: found.drafted.generation,
-    "plain_step_s": lambda found: found.plain.step,
-    "drafted_step_s": lambda found: found.drafted.step,
+    "generation_speedup": lambda answer: answer.generation_speedup,
+    "step_speedup": lambda answer: answer.step_speedup,
+    "plain_generation_s": lambda answer: answer.plain.generation,
+    "drafted_generation_s": lambda answer: answer.drafted.generation,
+    "plain_step_s": lambda answer: answer.plain.step,
+    "drafted_step_s": lambda answer: answer.drafted.step,
 }
 
 
@@ -60,7 +60,7 @@ class Threshold(NamedTuple):
 class Details(NamedTuple):
     """More of a single point.
 
-    swings:            inputs changed alone, by how much they move the step's speed-up.
+    swings:            inputs changed one at a time, by how much they move the step's speed-up.
     break_even:        acceptance length from which a step is no slower than without drafts.
     worth_of_training: by how much training the draft must raise the acceptance length; None: it is not trained.
     """
@@ -73,7 +73,7 @@ class Details(NamedTuple):
 def details_of(
     pair: Pair, evidence: Evidence, ranges: dict[str, Range], samples: Sequence[Mapping[str, float]]
 ) -> Details:
-    """Return more of a single point; `samples` are those of its answer."""
+    """Return more of a single point; `samples` are the samples of its answer."""
 
     def threshold(length: Callable[[Pair, Evidence, int], float]) -> Threshold:
         lengths = [length(with_inputs(pair, values), evidence, seed) for seed, values in enumerate(samples)]
@@ -88,15 +88,15 @@ def estimate(
     changes: dict[str, Any], pair: Pair, evidence: Evidence, ranges: Mapping[str, Range], samples: int
 ) -> EstimatedAnswer:
     """Return the answer for a resolved pair, with intervals over samples of the ranges."""
-    central, drawn = answer(pair, evidence), sample_answers(pair, evidence, ranges, samples)
-    intervals = {name: interval([measure(each) for _, each in drawn]) for name, measure in MEASURES.items()}
+    central, sampled = answer(pair, evidence), sample_answers(pair, evidence, ranges, samples)
+    intervals = {name: interval([measure(each) for _, each in sampled]) for name, measure in MEASURES.items()}
     return EstimatedAnswer(
-        changes, pair[1], central, drawn, intervals, strongest_input(drawn, MEASURES["step_speedup"])
+        changes, pair[1], central, sampled, intervals, strongest_input(sampled, MEASURES["step_speedup"])
     )
 
 
 def estimate_changed(
-    changes: dict[str, Any], point: Point, evidence: Evidence, given: Mapping[str, Range], samples: int
+    changes: dict[str, Any], point: Point, evidence: Evidence, user_ranges: Mapping[str, Range], samples: int
 ) -> EstimatedAnswer:
     """Return the answer for one point of a sweep. A point that does not fit, or that is refused, has none."""
     try:
@@ -104,6 +104,6 @@ def estimate_changed(
         pair = resolve_pair(changed, evidence)
     except ValueError as error:
         return EstimatedAnswer(changes, point, refused=str(error))
-    given = {name: each for name, each in given.items() if name not in changes}
-    ranges = {name: each for name, each in input_ranges(changed, evidence, given).items() if name not in changes}
+    user_ranges = {name: each for name, each in user_ranges.items() if name not in changes}
+    ranges = {name: each for name, each in input_ranges(changed, evidence, user_ranges).items() if name not in changes}
     return estimate(changes, pair, evidence, ranges, samples)

@@ -25,7 +25,7 @@ LAST = 50
 # Fields of a point, and the metrics that they are sums of. An asynchronous run has no times of the stages that its
 # programs join.
 STAGES = {"other_s": ("data", "prepare", "reward"), "logprob_s": ("logprob",)}
-# Fields of a point that hold on the run's own machine alone.
+# Fields of a point that hold only on the run's own machine.
 MACHINE_FIELDS = (*STAGES, "train_s", "draft_training", "slots", "phases", "gpus", "lag", "generation_gpus")
 
 
@@ -38,7 +38,7 @@ def read_evidence(directory: Path) -> tuple[dict[str, Any], Evidence]:
     if (share := config.get("rollout.carry_over")) is not None:
         raise ConfigError(f"from_run = {directory}: its rollout.carry_over = {share}; must be None, or lengths are cut")
     lengths = [float(length) for sample in run.samples[-LAST:] for length in sample["lengths"]]
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "hardware": MEASURED,
         "measured_at": accepted.shape[1],
         "acceptance_length": float(1 + accepted.mean(0).sum()),
@@ -50,32 +50,32 @@ def read_evidence(directory: Path) -> tuple[dict[str, Any], Evidence]:
     }
     rollout_mesh = "mesh" if config.get("asynchronous.lag") is None else "asynchronous.rollout_mesh"
     shards, lag = _shards(config, rollout_mesh), config.get("asynchronous.lag") or 0
-    found |= {"gpus": shards, "lag": lag}
+    values |= {"gpus": shards, "lag": lag}
     train_s, draft_s, notes = _training(run)
     if lag:
         # Devices of both sides in data shards of the rollout mesh, model axes included.
         training = max(_shards(config, "mesh", AXES) * shards // _shards(config, rollout_mesh, AXES), 1)
-        found |= {"gpus": shards + training, "generation_gpus": shards}
+        values |= {"gpus": shards + training, "generation_gpus": shards}
         # Seconds of training are given for all devices.
-        train_s, draft_s = (seconds * training / found["gpus"] for seconds in (train_s, draft_s))
-    found |= {name: sum(_median(run, f"time/{stage}") for stage in parts) for name, parts in STAGES.items()}
-    found |= {"train_s": train_s, "draft_training": min(draft_s / train_s, MOST_DRAFT_TRAINING) if train_s else 0.0}
+        train_s, draft_s = (seconds * training / values["gpus"] for seconds in (train_s, draft_s))
+    values |= {name: sum(_median(run, f"time/{stage}") for stage in parts) for name, parts in STAGES.items()}
+    values |= {"train_s": train_s, "draft_training": min(draft_s / train_s, MOST_DRAFT_TRAINING) if train_s else 0.0}
     generation_s = _median(run, "time/generation") or _median(run, "time/rollout_mesh_busy")
     evidence = Evidence(tuple(lengths), steps=tuple(1 + accepted.sum(1)), generation_s=generation_s)
     table = directory / COST_TABLE
     cells = read_cells(table) if table.is_file() else []
     if cells:
-        phases = _phases(config, found["sequences"] // shards)
+        phases = _phases(config, values["sequences"] // shards)
         mixture, unknown = _mixture(config)
-        found |= {"slots": phases[0].slots, "phases": tuple(dict.fromkeys(slots for slots, _ in phases))}
-        found["prompt_tokens"] = max(phases[-1].window - found["limit_tokens"], 1)
+        values |= {"slots": phases[0].slots, "phases": tuple(dict.fromkeys(slots for slots, _ in phases))}
+        values["prompt_tokens"] = max(phases[-1].window - values["limit_tokens"], 1)
         evidence = evidence._replace(cells=tuple(cells), phases=phases, mixture=mixture)
         notes += unknown
-    return found, evidence._replace(notes=notes)
+    return values, evidence._replace(notes=notes)
 
 
 def _shards(config: dict[str, Any], mesh: str, axes: tuple[str, ...] = BATCH_AXES) -> int:
-    """Return the devices of a mesh along some axes, those of data shards by default."""
+    """Return the devices of a mesh along some axes, by default the axes of data shards."""
     return math.prod(_integer(config, f"{mesh}.{axis}") for axis in axes)
 
 
@@ -113,22 +113,22 @@ def _read_decoder(path: Path) -> DecoderConfig | None:
 
 
 def _training(run: RunRecords) -> tuple[float, float, tuple[str, ...]]:
-    """Return the seconds of training the policy, those that training the draft adds to a mean step, and what to say."""
+    """Return the seconds of training the policy, the seconds that training the draft adds to a step, and notes."""
     # A probe times its stages. An asynchronous run has none; its training mesh is idle or trains.
-    taken = _column(run, "time/train")
-    if not np.isfinite(taken).any():
-        taken = _column(run, "time/step") - _column(run, "time/training_mesh_idle")
-    known, trained = np.isfinite(taken), np.nan_to_num(_column(run, "draft/trained"))
+    train_s = _column(run, "time/train")
+    if not np.isfinite(train_s).any():
+        train_s = _column(run, "time/step") - _column(run, "time/training_mesh_idle")
+    known, trained = np.isfinite(train_s), np.nan_to_num(_column(run, "draft/trained"))
     if not known.any():
         return 0.0, 0.0, ("the run never probed its stages (--probe-every): those beside generation count as 0",)
     often = float(trained[-LAST:].mean())
     share = run.measured("time/draft_training")[1]
     if not often or not share.size:
         mixed = "training the draft was not told apart from training the policy: it counts with drafts and without"
-        return float(np.median(taken[known][-LAST:])), 0.0, (mixed,) if often else ()
+        return float(np.median(train_s[known][-LAST:])), 0.0, (mixed,) if often else ()
     steps = _column(run, "time/step")[np.isnan(_column(run, "time/generation"))]
     draft_s = float(share[-1] * np.nanmean(steps[-LAST:]))
-    policy_s = np.median((taken - trained * draft_s / often)[known][-LAST:])
+    policy_s = np.median((train_s - trained * draft_s / often)[known][-LAST:])
     return max(float(policy_s), 0.0), draft_s, ()
 
 

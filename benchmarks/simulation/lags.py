@@ -37,17 +37,17 @@ SECONDS: dict[str, Callable[[Arm], float]] = {
 
 
 def lag_rows(swept: Sequence[EstimatedAnswer]) -> list[LagRow]:
-    """Return two rows for each lag; none unless a sweep changed the lag alone and has an answer for each."""
-    if any(set(found.changes) != {"lag"} or found.answer is None for found in swept):
+    """Return two rows for each lag; none unless a sweep changed only the lag and has an answer for each."""
+    if any(set(estimate.changes) != {"lag"} or estimate.answer is None for estimate in swept):
         return []
     rows, baseline = list[LagRow](), [answer.plain.step for _, answer in swept[0].samples]
-    for found in swept:
-        lengths = "/".join(map(str, found.point.lengths))
+    for estimate in swept:
+        lengths = "/".join(map(str, estimate.point.lengths))
         for draft, name in (("none", "plain"), (f"k = {lengths}", "drafted")):
-            arms: list[Arm] = [getattr(answer, name) for _, answer in found.samples]
+            arms: list[Arm] = [getattr(answer, name) for _, answer in estimate.samples]
             seconds = {column: interval([measure(arm) for arm in arms]) for column, measure in SECONDS.items()}
             speedups = [before / arm.step for before, arm in zip(baseline, arms, strict=True)]
-            rows.append(LagRow(found.point.lag, draft, arms[0].generation_gpus, seconds, interval(speedups)))
+            rows.append(LagRow(estimate.point.lag, draft, arms[0].generation_gpus, seconds, interval(speedups)))
     return rows
 
 
@@ -62,11 +62,11 @@ def lag_table(rows: Sequence[LagRow]) -> Iterator[str]:
     yield f"{'lag':>5}{'drafts':>10}" + "".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True))
     for row in rows:
         step, speedup = row.seconds["step"], row.step_speedup
-        shown = (
+        texts = (
             str(row.generation_gpus),
             f"{step.value:.4g} [{step.low:.4g}, {step.high:.4g}]",
             *(f"{row.seconds[name].value:.3g}" for name in ("exposed", "generation", "train")),
             f"{speedup.value:.2f} [{speedup.low:.2f}, {speedup.high:.2f}]",
         )
-        cells = (f"{value:>{width}}" for value, width in zip(shown, widths, strict=True))
+        cells = (f"{value:>{width}}" for value, width in zip(texts, widths, strict=True))
         yield f"{row.lag:>5}{row.draft:>10}" + "".join(cells)

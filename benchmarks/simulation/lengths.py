@@ -35,10 +35,10 @@ class Lengths:
         size = int(np.prod(shape))
         quantiles = rng.permutation((np.arange(size) + rng.random(size)) / size)
         if self.measured:
-            drawn = np.quantile(self.measured, quantiles)
+            samples = np.quantile(self.measured, quantiles)
         else:
-            drawn = self.median * np.exp(self.spread * ndtri(quantiles))
-        return np.clip(drawn, 1.0, self.limit).reshape(shape)
+            samples = self.median * np.exp(self.spread * ndtri(quantiles))
+        return np.clip(samples, 1.0, self.limit).reshape(shape)
 
     def mean(self) -> float:
         """Return the mean length."""
@@ -47,8 +47,8 @@ class Lengths:
         if not self.spread:
             return min(self.median, self.limit)
         sigma, above = self.spread, math.log(self.limit / self.median) / self.spread
-        kept = self.median * math.exp(sigma**2 / 2) * ndtr(above - sigma)
-        return float(kept + self.limit * ndtr(-above))
+        uncut = self.median * math.exp(sigma**2 / 2) * ndtr(above - sigma)
+        return float(uncut + self.limit * ndtr(-above))
 
 
 def with_mean(mean: float, spread: float, limit: float) -> Lengths:

@@ -32,7 +32,7 @@ from specjax.types import Mixture
 TRAINING_BYTES = 16
 # Bytes per second of the network between hosts, per GPU; assumed.
 NETWORK = 50e9
-# Operations per parameter and token: forward 2, backward 4. Published shares of the peak count these alone: what is
+# Operations per parameter and token: forward 2, backward 4. Published shares of the peak count only these: what is
 # computed again lowers the share.
 TRAINING_FLOPS = 6
 # A block draft has five layers, and features of five layers are its input (arXiv 2602.06036).
@@ -88,8 +88,8 @@ def round_costs(point: Point, evidence: Evidence) -> RoundSeconds:
 def sheet_model(point: Point) -> CostModel:
     """Return the cost model of the point's sheets."""
     engine = find_engine(point.engine)
-    given = {"layer": point.layer_us, "draft_pass": point.draft_pass_us, "host": point.host_us}
-    engine = replace(engine, **{name: 1e-6 * value for name, value in given.items() if value is not None})
+    microseconds = {"layer": point.layer_us, "draft_pass": point.draft_pass_us, "host": point.host_us}
+    engine = replace(engine, **{name: 1e-6 * value for name, value in microseconds.items() if value is not None})
     efficiency = Efficiency(point.bandwidth_share, point.compute_share, independence=point.independence)
     return cost_model(
         network(point), draft_sheet(point), find_hardware(point.hardware), deployment(point), efficiency, engine

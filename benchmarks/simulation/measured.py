@@ -28,17 +28,17 @@ def measured_rounds(
 
     def window(rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         phase_of = sizes[np.minimum(np.searchsorted(sizes, rows), len(sizes) - 1)]
-        found = np.full(np.broadcast_shapes(rows.shape, positions.shape), float(longest))
+        widths = np.full(np.broadcast_shapes(rows.shape, positions.shape), float(longest))
         for phase in sorted(phases, key=lambda phase: -phase.window):
-            held = (phase_of == phase.slots) & (positions <= rows * phase.window)
-            found = np.where(held, min(phase.window, longest), found)
-        return found
+            inside = (phase_of == phase.slots) & (positions <= rows * phase.window)
+            widths = np.where(inside, min(phase.window, longest), widths)
+        return widths
 
     def seconds(rows: np.ndarray, positions: np.ndarray, k: int) -> np.ndarray:
         modelled = np.array([float(model.seconds(shape.slots, shape.slots * shape.window, k)) for shape in shapes])
         ratios = corrected(model, cells, shapes, (k,))[:, 0] / np.maximum(modelled, 1e-12)
-        read = window(rows, positions)
-        distance = np.abs(np.log(rows[..., None] / slots)) + np.abs(np.log(read[..., None] / windows))
-        return ratios[distance.argmin(-1)] * model.seconds(rows, rows * read, k)
+        width = window(rows, positions)
+        distance = np.abs(np.log(rows[..., None] / slots)) + np.abs(np.log(width[..., None] / windows))
+        return ratios[distance.argmin(-1)] * model.seconds(rows, rows * width, k)
 
     return seconds

@@ -50,7 +50,7 @@ class SimulateArgs(Point):
 
     @property
     def point(self) -> Point:
-        """Return the point alone."""
+        """Return only the point."""
         return Point(**{field.name: getattr(self, field.name) for field in fields(Point)})
 
 
@@ -65,14 +65,14 @@ def with_run(args: SimulateArgs, argv: Sequence[str]) -> tuple[SimulateArgs, Evi
         return args, Evidence(acceptance_assumed=not _is_given(argv, "--acceptance-length"))
     if _sweeps(args, "hardware"):
         raise ConfigError("sweep = hardware: with --from-run, one machine at a time; must be given as --hardware")
-    found, evidence = read_evidence(Path(args.from_run))
+    values, evidence = read_evidence(Path(args.from_run))
     if evidence.cells:
         with as_config_error():
-            own = resolve(Point(**found), evidence)
-        evidence = evidence._replace(modelled_s=run(own, evidence).generation)
+            point = resolve(Point(**values), evidence)
+        evidence = evidence._replace(modelled_s=run(point, evidence).generation)
     if _is_given(argv, "--draft-length"):
-        found["draft_lengths"] = ()
-    args = parse(SimulateArgs, argv, PROGRAM, **found)
+        values["draft_lengths"] = ()
+    args = parse(SimulateArgs, argv, PROGRAM, **values)
     if args.hardware == MEASURED:
         if _sweeps(args, "model"):
             raise ConfigError(f"sweep = model: the rounds are those that {args.from_run} measured; needs --hardware")
@@ -82,8 +82,8 @@ def with_run(args: SimulateArgs, argv: Sequence[str]) -> tuple[SimulateArgs, Evi
     if not _is_given(argv, "--model") and not _sweeps(args, "model"):
         raise ConfigError("hardware = " + args.hardware + ": with --from-run, needs --model, whose rounds it computes")
     # On other hardware, only acceptance and lengths hold.
-    found = {name: value for name, value in found.items() if name not in MACHINE_FIELDS}
-    return parse(SimulateArgs, argv, PROGRAM, **found), evidence
+    values = {name: value for name, value in values.items() if name not in MACHINE_FIELDS}
+    return parse(SimulateArgs, argv, PROGRAM, **values), evidence
 
 
 def _is_given(argv: Sequence[str], option: str) -> bool:
@@ -102,26 +102,26 @@ def sweep_points(args: SimulateArgs) -> list[dict[str, Any]]:
     if math.prod(len(values) for _, values in axes) > MOST_POINTS:
         raise ConfigError(f"sweep = {' '.join(args.sweep)}: must have at most {MOST_POINTS} combinations")
     names = [field.path for field, _ in axes]
-    return [dict(zip(names, chosen, strict=True)) for chosen in itertools.product(*(values for _, values in axes))]
+    return [dict(zip(names, point, strict=True)) for point in itertools.product(*(values for _, values in axes))]
 
 
 def given_ranges(args: SimulateArgs) -> dict[str, Range]:
     """Return the ranges that options give. Raises ConfigError."""
-    found: dict[str, Range] = {}
+    ranges: dict[str, Range] = {}
     for field, values in _assignments("ranges", args.ranges):
         if len(values) != 2 or not all(isinstance(value, float) for value in values) or not values[0] <= values[1]:
             raise ConfigError(f"ranges = {field.path}={values}: must be two numbers, LOW,HIGH, of a number")
         with as_config_error():
             _ = [args.point.changed({field.path: value}) for value in values]
-        found[field.path] = Range(values[0], values[1], "given")
-    return found
+        ranges[field.path] = Range(values[0], values[1], "given")
+    return ranges
 
 
 def _assignments(option: str, words: Sequence[str]) -> Iterator[tuple[Field, list[Any]]]:
-    known = {field.path: field for field in fields_of(Point) if get_origin(field.kinds[0]) is not tuple}
+    point_fields = {field.path: field for field in fields_of(Point) if get_origin(field.kinds[0]) is not tuple}
     for word in words:
         name, equals, values = word.partition("=")
-        field = known.get(name.replace("-", "_"))
+        field = point_fields.get(name.replace("-", "_"))
         if field is None or not equals or not values:
-            raise ConfigError(f"{option} = {word}: must be NAME=VALUE,VALUE, NAME one of {', '.join(known)}")
+            raise ConfigError(f"{option} = {word}: must be NAME=VALUE,VALUE, NAME one of {', '.join(point_fields)}")
         yield field, [field.read([value]) for value in values.split(",")]

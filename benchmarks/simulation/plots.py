@@ -32,7 +32,7 @@ def save_plots(directory: str, point: Point, evidence: Evidence) -> None:
     }
     for name, draw in plots.items():
         if name == "round_parts" and (point.hardware == MEASURED or point.draft == "block"):
-            continue  # measured rounds have no parts; those of a block draft are not told apart
+            continue  # measured rounds have no parts; the parts of a block draft are not told apart
         with figure(Path(directory) / f"{name}.png") as axes:
             draw(axes, point, evidence)
 
@@ -48,11 +48,11 @@ def _heat_map(axes: Any, point: Point, evidence: Evidence) -> None:
             tried = replace(point, draft_length=k, draft_lengths=(), acceptance_length=length, measured_at=k)
             table[row, column] = plain / run(resolve_pair(tried, evidence)[1], evidence).step
     most = max(abs(np.log(table)).max(), 0.05)
-    shown = axes.pcolormesh(DRAFT_LENGTHS, rates, np.log(table), cmap="RdBu", vmin=-most, vmax=most, shading="nearest")
+    image = axes.pcolormesh(DRAFT_LENGTHS, rates, np.log(table), cmap="RdBu", vmin=-most, vmax=most, shading="nearest")
     for column, k in enumerate(DRAFT_LENGTHS):
         for row, rate in enumerate(rates):
             axes.text(k, rate, f"{table[row, column]:.2f}", ha="center", va="center", fontsize="x-small")
-    axes.figure.colorbar(shown, label="log of the step's speed-up")
+    axes.figure.colorbar(image, label="log of the step's speed-up")
     axes.set_xlabel("draft length")
     axes.set_ylabel("acceptance of position 1")
 
@@ -62,18 +62,18 @@ def _by_gpus(axes: Any, point: Point, evidence: Evidence) -> None:
     unit = max(point.tensor, point.expert)
     counts = [unit * 2**i for i in range(12) if point.gpus / 8 <= unit * 2**i <= point.gpus * 8]
     for lag in LAGS:
-        found: list[tuple[int, Interval]] = []
+        curve: list[tuple[int, Interval]] = []
         for count in counts:
             try:
                 tried = point.changed({"gpus": count, "lag": lag, "generation_gpus": 0})
                 pair = resolve_pair(tried, evidence)
             except ValueError:  # it does not fit
                 continue
-            drawn = sample_answers(pair, evidence, input_ranges(tried, evidence, {}), SAMPLES)
-            found.append((count, interval([each.step_speedup for _, each in drawn])))
-        values = np.array([each for _, each in found]).reshape(-1, 3)
-        (line,) = axes.plot([count for count, _ in found], values[:, 0], marker="o", label=f"lag {lag}")
-        axes.fill_between([count for count, _ in found], values[:, 1], values[:, 2], alpha=0.15, color=line.get_color())
+            answers = sample_answers(pair, evidence, input_ranges(tried, evidence, {}), SAMPLES)
+            curve.append((count, interval([each.step_speedup for _, each in answers])))
+        values = np.array([each for _, each in curve]).reshape(-1, 3)
+        (line,) = axes.plot([count for count, _ in curve], values[:, 0], marker="o", label=f"lag {lag}")
+        axes.fill_between([count for count, _ in curve], values[:, 1], values[:, 2], alpha=0.15, color=line.get_color())
     axes.set_xscale("log", base=2)
     axes.axhline(1.0, color="grey", linewidth=1)
     label(axes, "GPUs", "speed-up of a step")
@@ -113,8 +113,8 @@ def _break_even(axes: Any, point: Point, evidence: Evidence) -> None:
     """Draw the acceptance of position 1 at which a round with drafts is as fast as the rounds it replaces."""
     for k, costs in _relative_costs(point, evidence).items():
         most = float(acceptance_length(1.0, k))
-        needed = [first_rate(max(cost, 1.0), k) if cost <= most else np.nan for cost in costs]
-        axes.plot(ROWS, needed, marker=".", label=f"k = {k}")
+        rates = [first_rate(max(cost, 1.0), k) if cost <= most else np.nan for cost in costs]
+        axes.plot(ROWS, rates, marker=".", label=f"k = {k}")
     axes.set_xscale("log", base=2)
     axes.set_ylim(0, 1.02)
     label(axes, "rows decoded together", "break-even acceptance of position 1")

@@ -36,7 +36,7 @@ class Point(Options):
         sequences:        Sequences that a step trains on.
         slots:            Sequences that a replica decodes together; others wait. 0: as many as fit in memory.
         phases:           Slots that specjax's batch shrinks to. Empty: a quarter and a sixteenth, as our recipes. One
-                          number, that of slots: rounds pay for all slots until the last row ends.
+                          number, equal to slots: rounds pay for all slots until the last row ends.
         carry_over:       Share of sequences in flight that go on in the next step.
         prompt_tokens:    Tokens of a prompt.
         mean_tokens:      Mean tokens of a completion.
@@ -54,7 +54,7 @@ class Point(Options):
         logprob_s:        Seconds of the log-prob stage. None: logprob_share of training; 0 for specjax, which has none.
         logprob_share:    That share.
         other_s:          Seconds of data, preparation and reward.
-        draft_training:   Seconds of training the draft, as a share of those of training the policy.
+        draft_training:   Seconds of training the draft, as a share of the seconds of training the policy.
         bandwidth_share:  Share of the memory bandwidth that is reached.
         compute_share:    Share of the peak that is reached in generation.
         verify_factor:    How much longer a verification of drafts takes than the sheets say.
@@ -159,8 +159,8 @@ class Point(Options):
         A changed draft length replaces draft_lengths. Raises ValueError if the fields do not go together.
         """
         fixed = {"draft_lengths": ()} if "draft_length" in changes else {}
-        found = replace(self, **(fixed | dict(changes)))
-        scale = found.sequences * found.mean_tokens * self.gpus / (self.sequences * self.mean_tokens * found.gpus)
+        point = replace(self, **(fixed | dict(changes)))
+        scale = point.sequences * point.mean_tokens * self.gpus / (self.sequences * self.mean_tokens * point.gpus)
         times = {name: getattr(self, name) for name in ("train_s", "logprob_s") if name not in changes}
         scaled = {name: min(scale * value, MOST_SECONDS) for name, value in times.items() if value is not None}
-        return replace(found, **scaled)
+        return replace(point, **scaled)

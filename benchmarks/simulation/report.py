@@ -31,10 +31,10 @@ def describe(point: Point, evidence: Evidence) -> Iterator[str]:
         device, engine = find_hardware(point.hardware), find_engine(point.engine)
         spread = f"tensor {point.tensor}" + (f", expert {point.expert}" if point.expert > 1 else "")
         yield f"{point.model} on {point.gpus} {device.name}, {spread}, {lag}; engine {engine.name}: {engine.source}"
-        held = memory(point, point.prompt_tokens + point.mean_tokens)
+        needs = memory(point, point.prompt_tokens + point.mean_tokens)
         yield (
-            f"memory of a device: weights {held.weights / 1e9:.1f} GB, training state {held.training / 1e9:.1f} GB, "
-            f"a sequence {held.sequence / 1e9:.2f} GB, of {held.device / 1e9:.0f} GB; launch.plan compiles the step"
+            f"memory of a device: weights {needs.weights / 1e9:.1f} GB, training state {needs.training / 1e9:.1f} GB, "
+            f"a sequence {needs.sequence / 1e9:.2f} GB, of {needs.device / 1e9:.0f} GB; launch.plan compiles the step"
         )
     lengths = f"mean {point.mean_tokens:,.0f} tokens, at most {point.limit_tokens:,}"
     where = f"{len(evidence.lengths)} measured lengths" if evidence.lengths else f"lognormal, {point.length_spread:g}"
@@ -46,17 +46,17 @@ def describe(point: Point, evidence: Evidence) -> Iterator[str]:
     yield f"acceptance length {point.acceptance_length:.2f} at k = {point.measured_at}; so {predicted}"
 
 
-def lines_of_point(found: EstimatedAnswer, ranges: Mapping[str, Range], details: Details) -> Iterator[str]:
+def lines_of_point(estimate: EstimatedAnswer, ranges: Mapping[str, Range], details: Details) -> Iterator[str]:
     """Yield the lines of a single answer."""
-    assert found.answer is not None and found.intervals is not None
-    plain, drafted, intervals = found.answer.plain, found.answer.drafted, found.intervals
-    k = "/".join(map(str, found.point.lengths))
+    assert estimate.answer is not None and estimate.intervals is not None
+    plain, drafted, intervals = estimate.answer.plain, estimate.answer.drafted, estimate.intervals
+    k = "/".join(map(str, estimate.point.lengths))
     yield ""
     yield f"{'':24}{'without drafts':>30}{f'with, k = {k}':>30}{'speed-up':>22}"
     for title, name in (("generation, s", "generation"), ("step, s", "step")):
         values = (intervals[f"{arm}_{name}_s"] for arm in ("plain", "drafted"))
-        shown = "".join(f"{_show(value, '.4g'):>30}" for value in values)
-        yield f"{title:24}{shown}{_show(intervals[f'{name}_speedup'], '.2f'):>22}"
+        columns = "".join(f"{_show(value, '.4g'):>30}" for value in values)
+        yield f"{title:24}{columns}{_show(intervals[f'{name}_speedup'], '.2f'):>22}"
     for title, values in {
         "  exposed generation": (plain.exposed, drafted.exposed),
         "  log-probs": (plain.stages.logprob, drafted.stages.logprob),
@@ -78,17 +78,17 @@ def lines_of_point(found: EstimatedAnswer, ranges: Mapping[str, Range], details:
         f"[low, high] hold {LEVEL:.0%} of samples of the inputs below, each as likely anywhere in its range; the value "
         "before is their median; lines without an interval are of the options as given"
     )
-    at = found.point.measured_at
+    at = estimate.point.measured_at
     yield f"a step is no slower from an acceptance length of {_threshold(details.break_even, at + 1)} at k = {at}"
     if details.worth_of_training is not None:
-        raised = _threshold(details.worth_of_training, at + 1 - found.point.acceptance_length)
+        raised = _threshold(details.worth_of_training, at + 1 - estimate.point.acceptance_length)
         yield f"training the draft pays if it raises the acceptance length by {raised}"
     yield ""
     yield f"{'the step speed-up depends on':30}{'range':>22}{'speed-up':>18}"
     for swing in details.swings:
-        each = ranges[swing.name]
-        between = f"{each.low:.4g} .. {each.high:.4g}"
-        yield f"  {swing.name:28}{between:>22}{f'{swing.low:.2f} .. {swing.high:.2f}':>18}  {each.reason}"
+        limits = ranges[swing.name]
+        between = f"{limits.low:.4g} .. {limits.high:.4g}"
+        yield f"  {swing.name:28}{between:>22}{f'{swing.low:.2f} .. {swing.high:.2f}':>18}  {limits.reason}"
 
 
 def sweep_table(rows: Sequence[EstimatedAnswer]) -> Iterator[str]:
@@ -103,9 +103,9 @@ def sweep_table(rows: Sequence[EstimatedAnswer]) -> Iterator[str]:
         if row.intervals is None:
             yield f"{line}  none: {row.refused}"
             continue
-        shown = [_show(row.intervals[name], ".2f") for name in ("generation_speedup", "step_speedup")]
+        speedups = [_show(row.intervals[name], ".2f") for name in ("generation_speedup", "step_speedup")]
         seconds = _show(row.intervals["drafted_step_s"], ".4g")
-        yield f"{line}{shown[0]:>22}{shown[1]:>22}{seconds:>24}  {row.driver or '-'}"
+        yield f"{line}{speedups[0]:>22}{speedups[1]:>22}{seconds:>24}  {row.driver or '-'}"
 
 
 def as_json(

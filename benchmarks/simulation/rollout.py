@@ -79,12 +79,12 @@ def simulate(
     """
     replicas, sequences = lengths.shape
     slots, every = min(layout.slots, sequences), np.arange(replicas)
-    held = np.broadcast_to(np.array(start, np.float64), lengths.shape)
+    prefix = np.broadcast_to(np.array(start, np.float64), lengths.shape)
     row = np.tile(np.arange(slots), (replicas, 1))
     waiting = np.full(replicas, slots)
-    left, position = lengths[:, :slots].copy(), held[:, :slots].copy()
+    remaining, position = lengths[:, :slots].copy(), prefix[:, :slots].copy()
     clock, rounds, verified = np.zeros(replicas), np.zeros(replicas), 0.0
-    begun, ended = np.zeros(lengths.shape), np.zeros(lengths.shape)
+    starts, ends = np.zeros(lengths.shape), np.zeros(lengths.shape)
     moments: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     live = np.ones((replicas, slots), bool)
     while live.any():
@@ -94,33 +94,33 @@ def simulate(
         gain = speed.sum(2) / some
         mean = np.where(live, position, 0.0).sum(1) / some
         paid = layout.paid(some)
-        chosen = np.argmax(gain / surface(paid, mean), axis=0)
-        advance, ahead = speed[chosen, every], gain[chosen, every]
-        span = np.where(live, left / np.maximum(advance, 1e-12), np.inf).min(1)
+        choice = np.argmax(gain / surface(paid, mean), axis=0)
+        advance, ahead = speed[choice, every], gain[choice, every]
+        span = np.where(live, remaining / np.maximum(advance, 1e-12), np.inf).min(1)
         span = np.where(count > 0, np.minimum(span, _STRIDE / np.maximum(ahead, 1.0)), 0.0)
-        cost = surface(paid, mean + span * ahead / 2)[chosen, every]
-        moments.append((clock.copy(), count, chosen))
+        cost = surface(paid, mean + span * ahead / 2)[choice, every]
+        moments.append((clock.copy(), count, choice))
         clock, rounds = clock + span * cost, rounds + span
         verified += float((span * count).sum())
-        left, position = left - advance * span[:, None], position + advance * span[:, None]
-        over = live & (left <= _DONE * np.maximum(position, 1.0))
-        replica, slot = np.nonzero(over)
-        ended[replica, row[replica, slot]] = clock[replica]
-        turn = waiting[:, None] + np.cumsum(over, axis=1) - 1
-        replica, slot = np.nonzero(over & (turn < sequences))
+        remaining, position = remaining - advance * span[:, None], position + advance * span[:, None]
+        finished = live & (remaining <= _DONE * np.maximum(position, 1.0))
+        replica, slot = np.nonzero(finished)
+        ends[replica, row[replica, slot]] = clock[replica]
+        turn = waiting[:, None] + np.cumsum(finished, axis=1) - 1
+        replica, slot = np.nonzero(finished & (turn < sequences))
         entered = turn[replica, slot]
-        row[replica, slot], begun[replica, entered] = entered, clock[replica]
-        left[replica, slot], position[replica, slot] = lengths[replica, entered], held[replica, entered]
-        live &= ~over
+        row[replica, slot], starts[replica, entered] = entered, clock[replica]
+        remaining[replica, slot], position[replica, slot] = lengths[replica, entered], prefix[replica, entered]
+        live &= ~finished
         live[replica, slot] = True
-        waiting = np.minimum(waiting + over.sum(1), sequences)
-    last = int(ended.max(1).argmax())
+        waiting = np.minimum(waiting + finished.sum(1), sequences)
+    last = int(ends.max(1).argmax())
     timeline = [
-        Moment(float(when[last]), int(count[last]), surface.draft_lengths[chosen[last]])
-        for when, count, chosen in moments
+        Moment(float(when[last]), int(count[last]), surface.draft_lengths[choice[last]])
+        for when, count, choice in moments
         if count[last]
     ]
-    return SimulatedRollout(begun, ended, rounds, float(lengths.sum()) / verified, timeline)
+    return SimulatedRollout(starts, ends, rounds, float(lengths.sum()) / verified, timeline)
 
 
 def carry_over(
@@ -136,18 +136,18 @@ def carry_over(
 
     fresh: lengths of the sequences of a step; each step goes on with what the one before left.
     """
-    lengths, held, gained = fresh.copy(), np.full(fresh.shape, prompt), gains
-    taken: list[float] = []
+    lengths, prefix, gained = fresh.copy(), np.full(fresh.shape, prompt), gains
+    seconds: list[float] = []
     for _ in range(steps):
-        rollout = simulate(lengths, gained, surface, layout, held)
+        rollout = simulate(lengths, gained, surface, layout, prefix)
         at = float(np.quantile(rollout.ended, 1 - share, method="lower"))
-        taken.append(at)
-        left = rollout.left(at)
-        going = left > 0
-        held = np.where(going, held + (1 - left) * lengths, prompt)
-        lengths = np.where(going, np.maximum(left * lengths, 1.0), fresh)
+        seconds.append(at)
+        remaining = rollout.left(at)
+        going = remaining > 0
+        prefix = np.where(going, prefix + (1 - remaining) * lengths, prompt)
+        lengths = np.where(going, np.maximum(remaining * lengths, 1.0), fresh)
         gained = np.where(going, gained, gains)
         order = np.argsort(~going, axis=1, kind="stable")  # what was begun gets the first slots
-        lengths, held = (np.take_along_axis(each, order, 1) for each in (lengths, held))
+        lengths, prefix = (np.take_along_axis(each, order, 1) for each in (lengths, prefix))
         gained = np.take_along_axis(gained, order[None], 2)
-    return float(np.mean(taken[steps // 2 :]))
+    return float(np.mean(seconds[steps // 2 :]))

@@ -1,4 +1,4 @@
-"""Seconds of a training step from those of its stages, synchronous or with lag."""
+"""Seconds of a training step from the seconds of its stages, synchronous or with lag."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,16 +30,16 @@ class StageSeconds:
 
 
 class SimulatedStep(NamedTuple):
-    """Seconds of a step, and those of its generation that nothing hides."""
+    """Seconds of a step, and the seconds of its generation that nothing hides."""
 
     seconds: float
     exposed: float
 
 
-def step_seconds(generation: Sequence[float], rest: float, lag: int) -> SimulatedStep:
+def step_seconds(generation: Sequence[float], other_stages: float, lag: int) -> SimulatedStep:
     """Return the mean seconds of a step in the steady state.
 
-    generation: seconds of successive rollouts, which repeat. rest: those of the other stages.
+    generation: seconds of successive rollouts, which repeat. other_stages: seconds of all other stages.
     lag:        steps by which the generator's weights may be older. At 0 it waits for the update of the step before;
                 otherwise it generates ahead, on GPUs of its own.
     """
@@ -51,7 +51,7 @@ def step_seconds(generation: Sequence[float], rest: float, lag: int) -> Simulate
         weights = ends[step - 1 - lag] if step > lag else 0.0
         generated = max(generated, weights) + generation[step % count]
         waited += max(generated - trained, 0.0) if step >= steps // 2 else 0.0
-        trained = max(trained, generated) + rest
+        trained = max(trained, generated) + other_stages
         ends.append(trained)
     half = steps - steps // 2
     return SimulatedStep((ends[-1] - ends[steps // 2 - 1]) / half, waited / half)

@@ -1,4 +1,4 @@
-"""Seconds of rounds, tabulated, so that a simulation can ask for those of all replicas and draft lengths at once."""
+"""Seconds of rounds, tabulated, so that a simulation looks up all replicas and draft lengths at once."""
 
 from collections.abc import Callable, Sequence
 
@@ -20,8 +20,8 @@ class Surface:
             grid.append(min(rows, int(np.ceil(grid[-1] * _RATIO))))
         self.draft_lengths = tuple(draft_lengths)
         self._rows, self._positions = np.array(grid, np.float64), np.linspace(0.0, positions, _POSITIONS)
-        n, held = self._rows[:, None], self._rows[:, None] * self._positions
-        self._table = np.stack([np.broadcast_to(seconds(n, held, k), held.shape) for k in self.draft_lengths])
+        n, cached = self._rows[:, None], self._rows[:, None] * self._positions
+        self._table = np.stack([np.broadcast_to(seconds(n, cached, k), cached.shape) for k in self.draft_lengths])
 
     def __call__(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return float64 [draft lengths, n] for rows [n] that hold so many positions [n] on average."""

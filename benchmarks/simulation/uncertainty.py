@@ -32,7 +32,7 @@ class Interval(NamedTuple):
 
 
 class Swing(NamedTuple):
-    """An input that is changed alone: the result at the low and at the high end of its range."""
+    """An input, changed while all others stay: the result at the low and at the high end of its range."""
 
     name: str
     low: float
@@ -47,9 +47,9 @@ class Swing(NamedTuple):
 Measure = Callable[[Answer], float]
 
 
-def input_ranges(point: Point, evidence: Evidence, given: Mapping[str, Range]) -> dict[str, Range]:
-    """Return the ranges of a point's inputs by name. given: ranges that replace these."""
-    found: dict[str, Range] = {}
+def input_ranges(point: Point, evidence: Evidence, user_ranges: Mapping[str, Range]) -> dict[str, Range]:
+    """Return the ranges of a point's inputs by name. user_ranges: ranges that replace these."""
+    ranges: dict[str, Range] = {}
     if point.draft_length or point.draft_lengths:
         spread = float(np.std(evidence.steps) / np.sqrt(len(evidence.steps))) if evidence.steps else 0.0
         margin = max((0.3 if evidence.acceptance_assumed else 0.03) * (point.acceptance_length - 1), 2 * spread)
@@ -60,28 +60,28 @@ def input_ranges(point: Point, evidence: Evidence, given: Mapping[str, Range]) -
             max(point.acceptance_length - margin, 1.0),
             min(point.acceptance_length + margin, point.measured_at + 1.0),
         )
-        found["acceptance_length"] = Range(*ends, reason)
+        ranges["acceptance_length"] = Range(*ends, reason)
     mean = point.mean_tokens
-    found["mean_tokens"] = Range(
+    ranges["mean_tokens"] = Range(
         0.85 * mean, min(1.15 * mean, point.limit_tokens), "lengths change as the policy learns"
     )
     if not evidence.lengths:
-        found["length_spread"] = Range(0.7 * point.length_spread, 1.3 * point.length_spread, "seldom published")
+        ranges["length_spread"] = Range(0.7 * point.length_spread, 1.3 * point.length_spread, "seldom published")
     if point.hardware != MEASURED:
-        found |= _of_sheets(point)
+        ranges |= _of_sheets(point)
     if point.train_s is None:
         reason = "assumed; 0.23 follows from 4,452 tokens/s a GB200 of Qwen3-235B-A22B (Megatron-Bridge 25.09)"
-        found["training_share"] = Range(0.2, 0.5, reason)
+        ranges["training_share"] = Range(0.2, 0.5, reason)
     else:
-        found["train_s"] = Range(0.95 * point.train_s, 1.05 * point.train_s, "measured steps vary")
+        ranges["train_s"] = Range(0.95 * point.train_s, 1.05 * point.train_s, "measured steps vary")
     if point.logprob_s is None and point.engine != "specjax":
-        found["logprob_share"] = Range(0.25, 0.6, "a forward is 1/3 of training; 0.57 to 0.59 in arXiv 2604.26779")
-    found["other_s"] = Range(0.5 * point.other_s, 1.5 * point.other_s, "depends on the reward")
-    found = {
+        ranges["logprob_share"] = Range(0.25, 0.6, "a forward is 1/3 of training; 0.57 to 0.59 in arXiv 2604.26779")
+    ranges["other_s"] = Range(0.5 * point.other_s, 1.5 * point.other_s, "depends on the reward")
+    ranges = {
         name: Range(_allowed(point, name, each.low), _allowed(point, name, each.high), each.reason)
-        for name, each in found.items()
+        for name, each in ranges.items()
     }
-    return {name: each for name, each in (found | dict(given)).items() if each.high > each.low}
+    return {name: each for name, each in (ranges | dict(user_ranges)).items() if each.high > each.low}
 
 
 def _allowed(point: Point, name: str, end: float) -> float:
@@ -97,7 +97,7 @@ def _of_sheets(point: Point) -> dict[str, Range]:
     engine = find_engine(point.engine)
     layer = 1e6 * engine.layer if point.layer_us is None else point.layer_us
     draft = 1e6 * engine.draft_pass if point.draft_pass_us is None else point.draft_pass_us
-    found = {
+    ranges = {
         "bandwidth_share": Range(0.54, 0.92, "low end: one row of 8,192 positions on our H100; high end: assumed"),
         "compute_share": Range(0.45, 0.75, "assumed"),
         "verify_factor": Range(1.0, 1.2, "up to a fifth above the sheets in our 32 rows on an H100"),
@@ -106,10 +106,10 @@ def _of_sheets(point: Point) -> dict[str, Range]:
     }
     if engine.host or point.host_us:
         host = 1e6 * engine.host if point.host_us is None else point.host_us
-        found["host_us"] = Range(0.5 * host, 1.5 * host, "differs by version")
+        ranges["host_us"] = Range(0.5 * host, 1.5 * host, "differs by version")
     if point.model.endswith(("a3b", "a22b")):
-        found["independence"] = Range(0.3, 1.0, "two published sets disagree")
-    return found
+        ranges["independence"] = Range(0.3, 1.0, "two published sets disagree")
+    return ranges
 
 
 def sample_answers(
@@ -121,17 +121,17 @@ def sample_answers(
         name: each.low + (each.high - each.low) * (rng.permutation(samples) + rng.random(samples)) / samples
         for name, each in ranges.items()
     }
-    drawn = [{name: float(column[i]) for name, column in columns.items()} for i in range(samples)]
-    return [(values, answer(with_inputs(pair, values), evidence, seed=i)) for i, values in enumerate(drawn)]
+    inputs = [{name: float(column[i]) for name, column in columns.items()} for i in range(samples)]
+    return [(values, answer(with_inputs(pair, values), evidence, seed=i)) for i, values in enumerate(inputs)]
 
 
-def strongest_input(drawn: Sequence[tuple[Mapping[str, float], Answer]], measure: Measure) -> str | None:
+def strongest_input(samples: Sequence[tuple[Mapping[str, float], Answer]], measure: Measure) -> str | None:
     """Return the input on which a result depends most. See `most_correlated`."""
-    return most_correlated([inputs for inputs, _ in drawn], [measure(found) for _, found in drawn])
+    return most_correlated([inputs for inputs, _ in samples], [measure(result) for _, result in samples])
 
 
 def most_correlated(inputs: Sequence[Mapping[str, float]], results: Sequence[float]) -> str | None:
-    """Return the input whose ranks among the samples correlate most with those of the result.
+    """Return the input whose ranks among the samples correlate most with the ranks of the result.
 
     None without inputs, or if all results are the same.
     """
@@ -155,11 +155,11 @@ def interval(samples: Sequence[float]) -> Interval:
 
 def swings(pair: Pair, evidence: Evidence, ranges: Mapping[str, Range], measure: Measure) -> list[Swing]:
     """Return the inputs changed one at a time, the one that changes the result most first."""
-    found = [
+    results = [
         Swing(name, *(measure(answer(with_inputs(pair, {name: end}), evidence)) for end in (each.low, each.high)))
         for name, each in ranges.items()
     ]
-    return sorted(found, key=lambda swing: -swing.size)
+    return sorted(results, key=lambda swing: -swing.size)
 
 
 def with_inputs(pair: Pair, values: Mapping[str, float]) -> Pair:

@@ -76,9 +76,9 @@ def _section(path: Path, bench: dict[str, Any]) -> PageSection:
 
 
 def _hardware(bench: dict[str, Any]) -> str:
-    """Return the sheet of the device that a result names, that of the CPU if none."""
-    said = " ".join(bench["provenance"]).lower()
-    return next((name for name in sorted(HARDWARE, key=len, reverse=True) if name in said), "cpu")
+    """Return the sheet of the device that a result names, the CPU's if it names none."""
+    provenance = " ".join(bench["provenance"]).lower()
+    return next((name for name in sorted(HARDWARE, key=len, reverse=True) if name in provenance), "cpu")
 
 
 def _speedups(bench: dict[str, Any], model: CostModel, preset: Preset) -> Iterator[Figure]:
@@ -109,8 +109,8 @@ def _layouts(bench: dict[str, Any], model: CostModel, preset: Preset) -> Iterato
     for _ in range(DRAWS):
         near = preset.tail.median * rng.uniform(0.5, 1.5, count)
         lengths = np.where(rng.random(count) < 1 / preset.tail.every, preset.tail.longest, near)[None]
-        whole = seconds(lengths, SlotLayout(count, (count,)))
-        phases.append(whole / seconds(lengths, SlotLayout(count, tuple(size for size, _ in shrinking(count)))))
+        one_phase = seconds(lengths, SlotLayout(count, (count,)))
+        phases.append(one_phase / seconds(lengths, SlotLayout(count, tuple(size for size, _ in shrinking(count)))))
         batches = seconds(lengths.reshape(GROUP, slots), SlotLayout(slots, (slots,)))
         queue.append(batches / seconds(lengths, SlotLayout(slots, (slots,))))
     for what, values in {"phases": phases, "queue": queue}.items():

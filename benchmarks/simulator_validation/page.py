@@ -59,9 +59,9 @@ def _summary(sections: Sequence[PageSection]) -> Iterator[str]:
     if failed:
         yield from ("", *(f"- {section.title}: {cell.name}" for section, cell in failed))
     yield from _list("What the model does not reach", [line for section in sections for line in section.failures])
-    wide = _named(sections, lambda cell: abs(cell.error or 0) > WIDE, lambda cell: f"{cell.name} ({cell.error:+.0%})")
+    wide = _lines(sections, lambda cell: abs(cell.error or 0) > WIDE, lambda cell: f"{cell.name} ({cell.error:+.0%})")
     yield from _list(f"Cells that are off by more than {WIDE:.0%}, with a promise or without", wide)
-    outside = _named(sections, lambda cell: cell.outside, lambda cell: cell.name)
+    outside = _lines(sections, lambda cell: cell.outside, lambda cell: cell.name)
     yield from _list("Cells that are outside their measured interval", outside)
 
 
@@ -70,13 +70,13 @@ def _list(title: str, lines: Sequence[str]) -> Iterator[str]:
         yield from ("", f"{title}:", "", *(f"- {line}" for line in lines))
 
 
-def _named(
-    sections: Sequence[PageSection], chosen: Callable[[Figure], bool], name: Callable[[Figure], str]
+def _lines(
+    sections: Sequence[PageSection], condition: Callable[[Figure], bool], name: Callable[[Figure], str]
 ) -> list[str]:
     """Return a line for each section with such cells: how many of how many, and which."""
     lines = []
     for section in sections:
-        names = [name(cell) for cell in section.cells if chosen(cell)]
+        names = [name(cell) for cell in section.cells if condition(cell)]
         if names:
             lines.append(f"{section.title}: {len(names)} of {len(section.cells)}: {'; '.join(names)}")
     return lines

@@ -1,4 +1,4 @@
-"""The paper's projections for Qwen3-235B-A22B on 512 and 2,048 GB200: two constants, and sheets alone."""
+"""The paper's projections for Qwen3-235B-A22B on 512 and 2,048 GB200, from two constants and sheets only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

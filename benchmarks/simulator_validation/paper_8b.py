@@ -50,14 +50,14 @@ def acceptance() -> PageSection:
 
 def generation() -> PageSection:
     """Return the speed-ups of generation: a roofline, an affine law, and the mechanism that is fitted to two cells."""
-    chosen, roofline, rivals = (
+    best, roofline, rivals = (
         _chosen_fit(),
         RolloutFit(ROOFLINE, BASE),
         [trial for trial in fitted_mechanisms() if trial.exact],
     )
     passing = [trial for trial in fitted_mechanisms() if trial.passes]
     cells = [
-        Figure(f"{run}, without drafts, s", seconds, chosen.fit.seconds(run, 0, 1.0), "fitted")
+        Figure(f"{run}, without drafts, s", seconds, best.fit.seconds(run, 0, 1.0), "fitted")
         for run, seconds in AUTOREGRESSIVE.items()
     ]
     for cell, (_, published) in GENERATION.items():
@@ -65,7 +65,7 @@ def generation() -> PageSection:
         values = [trial.fit.speedups[cell] for trial in rivals]
         kind: Kind = "fitted" if cell in FITTED else "assumed"
         why = "" if cell in FITTED else ASSUMED
-        name, value = _name(cell), chosen.fit.speedups[cell]
+        name, value = _name(cell), best.fit.speedups[cell]
         if run == "Think" and k > 3:
             # Two mechanisms explain the runs equally well, so that a band over all of them is all there is.
             why = f"{ASSUMED}; band of the rivals"
@@ -77,7 +77,7 @@ def generation() -> PageSection:
         cells.append(
             Figure(f"{run}, n-gram", published, None, "unpredictable", why="its draft length is not published")
         )
-    draft, slower = chosen.constants
+    draft, slower = best.constants
     affine, profile = _affine(), RolloutFit(find_engine("vllm-0.17"), BASE)
     rows = []
     for cell, (_, published) in GENERATION.items():
@@ -92,7 +92,7 @@ def generation() -> PageSection:
         "key-value head, which k = 5 has and k = 3 has not. Two constants are fitted to two cells: "
         f"{draft:.2f} ms and a factor of {1 + slower:.1f} at k = 5. The two median lengths follow from the times "
         f"without drafts. The workload is assumed: {BASE} on each GPU, lognormal lengths.",
-        f"Errors of the ten cells that were not fitted: {_errors(chosen.fit)}. Those of the roofline: "
+        f"Errors of the ten cells that were not fitted: {_errors(best.fit)}. Those of the roofline: "
         f"{_errors(roofline)}.",
     ]
     header = [
@@ -136,10 +136,10 @@ def mechanisms() -> PageSection:
 
 def steps() -> PageSection:
     """Return the seconds and speed-ups of whole steps, synchronous and asynchronous."""
-    chosen, cells = _chosen_fit().fit, []
+    fit, cells = _chosen_fit().fit, []
     for run, (stages, plain) in STAGES.items():
         kind: Kind = "fitted" if run == "Zero" else "assumed"
-        generated = AUTOREGRESSIVE[run] / chosen.speedups[run, 3, "DAPO"]
+        generated = AUTOREGRESSIVE[run] / fit.speedups[run, 3, "DAPO"]
         step = step_seconds([generated], sum(stages), 0).seconds
         bound = None if kind == "fitted" else 0.05
         cells.append(
@@ -159,7 +159,7 @@ def steps() -> PageSection:
             "asynchronous, lag 1, without drafts: step, s", plain, step_seconds([plain], other_s, 1).seconds, "fitted"
         )
     )
-    step = step_seconds([plain / chosen.speedups["Think", 3, "DAPO"]], other_s, 1).seconds
+    step = step_seconds([plain / fit.speedups["Think", 3, "DAPO"]], other_s, 1).seconds
     cells.append(Figure("asynchronous, lag 1: step, s", published, step, "assumed", 0.10, why=GIVEN))
     cells.append(
         Figure("asynchronous, lag 1: step, speed-up", plain / published, plain / step, "assumed", 0.10, why=GIVEN)

@@ -38,7 +38,7 @@ def model_of(model: str, hardware: str, engine: EngineProfile, tensor: int = 1, 
 
 
 def cost(round_costs: CostModel, rows: int, k: int, positions: int = POSITIONS) -> float:
-    """Return the seconds of a round over those of one without drafts."""
+    """Return the seconds of a round over the seconds of a round without drafts."""
     return float(round_costs.seconds(rows, rows * positions, k) / round_costs.seconds(rows, rows * positions, 0))
 
 
@@ -115,7 +115,7 @@ def _angelslim() -> Iterator[Figure]:
 def _costs(
     model: str, published: Mapping[str, tuple[int, int, float]], why: str = HELD, **options: Any
 ) -> Iterator[Figure]:
-    """Yield costs of rounds on H100s, by name: (rows, draft length, the published cost). options: those of model_of."""
+    """Yield costs of rounds on H100s, by name: (rows, draft length, the published cost). options: of model_of."""
     for engine_name, engine in ENGINES.items():
         round_costs = model_of(model, "h100", engine, **options)
         for name, (rows, k, value) in published.items():

@@ -1,4 +1,4 @@
-"""Rounds of specjax itself on a GPU, against sheets alone: nothing is fitted."""
+"""Rounds of specjax itself on a GPU, against sheets only: nothing is fitted."""
 
 import re
 from collections.abc import Iterator

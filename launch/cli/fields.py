@@ -87,13 +87,13 @@ def fields_of(kind: type, value: object = None, prefix: str = "") -> Iterator[Fi
 
 def attribute_texts(kind: type) -> dict[str, str]:
     """Return the description of each field, from the `Attributes:` blocks of a class and its bases."""
-    found: dict[str, str] = {}
-    for each in reversed(kind.__mro__):
-        block = inspect.cleandoc(each.__dict__.get("__doc__") or "").partition("\nAttributes:\n")[2]
+    texts: dict[str, str] = {}
+    for cls in reversed(kind.__mro__):
+        block = inspect.cleandoc(cls.__dict__.get("__doc__") or "").partition("\nAttributes:\n")[2]
         for entry in re.split(r"^    (?=\w+: )", block, flags=re.MULTILINE)[1:]:
             name, _, text = entry.partition(":")
-            found[name] = " ".join(text.split())
-    return found
+            texts[name] = " ".join(text.split())
+    return texts
 
 
 def summary(kind: type) -> str:

@@ -29,33 +29,33 @@ def join_hosts(config: RunConfig) -> RunConfig:
     Drops the output, but not the errors, of all processes except the primary. Raises RunStopped if other processes are
     missing, and ConfigError if their options differ.
     """
-    hosts, alone, given = config.hosts, replace(config, hosts=HostsConfig()), dict[str, Any]()
+    hosts, shared, arguments = config.hosts, replace(config, hosts=HostsConfig()), dict[str, Any]()
     if hosts.count > 1:
-        given = {"coordinator_address": hosts.coordinator, "num_processes": hosts.count, "process_id": hosts.index}
-        given |= {"cluster_detection_method": "deactivate"}
+        arguments = {"coordinator_address": hosts.coordinator, "num_processes": hosts.count, "process_id": hosts.index}
+        arguments |= {"cluster_detection_method": "deactivate"}
     # JAX's own handler would drop a SIGTERM that arrives before StopSignals is active.
     jax.config.update("jax_enable_preemption_service", False)
-    if (given or launched_by_a_cluster(os.environ)) and not jax.distributed.is_initialized():
-        if given:
+    if (arguments or launched_by_a_cluster(os.environ)) and not jax.distributed.is_initialized():
+        if arguments:
             wait_for_all(hosts, START_WITHIN_S)
         try:
             jax.distributed.initialize(
-                **given,
+                **arguments,
                 initialization_timeout=START_WITHIN_S,
                 heartbeat_timeout_seconds=hosts.heartbeat,
                 shutdown_timeout_seconds=hosts.heartbeat,
             )
         except Exception as error:  # JAX raises several types, with long messages
             raise RunStopped(f"hosts: the processes could not connect: {str(error).splitlines()[0]}") from error
-        names, configs = zip(*processes.gather((platform.node(), alone)), strict=True)
-        alone = common(configs)
-        listed = ", ".join(f"{number} = {name}" for number, name in enumerate(names))
-        print(f"{HOSTS_LINE}{listed}", file=sys.stderr, flush=True)
+        names, configs = zip(*processes.gather((platform.node(), shared)), strict=True)
+        shared = common(configs)
+        host_list = ", ".join(f"{number} = {name}" for number, name in enumerate(names))
+        print(f"{HOSTS_LINE}{host_list}", file=sys.stderr, flush=True)
         if not processes.primary():
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     # Before a checkpoint is opened, which would create the devices.
-    request_cpu_devices(alone)
-    return alone
+    request_cpu_devices(shared)
+    return shared
 
 
 def request_cpu_devices(config: RunConfig) -> None:

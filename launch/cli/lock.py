@@ -25,15 +25,15 @@ def exclusive(option: str, directory: Path, *, new: bool = False, value: str | N
     new:   raise FileExistsError if the directory exists.
     value: the option's value for error messages, if it is not the directory.
     """
-    named = f"{option} = {value or directory}"
-    made = [path for path in (directory, *directory.parents) if not path.exists()]
+    setting = f"{option} = {value or directory}"
+    new_directories = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         directory.mkdir(parents=True, exist_ok=not new)
     except OSError as error:
         if new and isinstance(error, FileExistsError):
             raise
-        raise ConfigError(f"{named}: cannot make a directory there: {error.strerror}") from None
-    file = _lock(named, directory)
+        raise ConfigError(f"{setting}: cannot make a directory there: {error.strerror}") from None
+    file = _lock(setting, directory)
     with file:
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}, since {datetime.datetime.now():%Y-%m-%d %H:%M:%S}")
@@ -43,7 +43,7 @@ def exclusive(option: str, directory: Path, *, new: bool = False, value: str | N
         finally:
             with contextlib.suppress(OSError):
                 (directory / LOCK_FILE).unlink()
-                for path in made:
+                for path in new_directories:
                     path.rmdir()
 
 
@@ -55,13 +55,13 @@ def held_by_primary(lock: contextlib.AbstractContextManager[None]) -> Iterator[N
         yield
 
 
-def _lock(named: str, directory: Path) -> IO[str]:
+def _lock(setting: str, directory: Path) -> IO[str]:
     path = directory / LOCK_FILE
     while True:
         try:
             file = path.open("a+", encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"{named}: cannot be written: {error.strerror}") from None
+            raise ConfigError(f"{setting}: cannot be written: {error.strerror}") from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -69,12 +69,12 @@ def _lock(named: str, directory: Path) -> IO[str]:
             holder = file.read().strip() or "another process"
             file.close()
             raise ConfigError(
-                f"{named}: {holder} is writing to it; choose another path, or wait until it ends"
+                f"{setting}: {holder} is writing to it; choose another path, or wait until it ends"
             ) from None
         except OSError as error:
             file.close()
             raise ConfigError(
-                f"{named}: cannot be locked: {error.strerror}; must be on a file system with locks"
+                f"{setting}: cannot be locked: {error.strerror}; must be on a file system with locks"
             ) from None
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), path.stat()):

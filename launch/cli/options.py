@@ -29,7 +29,7 @@ from specjax.train.config import check_groups
 
 T = TypeVar("T")
 
-# Exit code of a process that ends because another one of its job died. JAX uses the same code: that of an abort.
+# Exit code of a process that ends because another one of its job died. JAX uses the same code, the one of an abort.
 LOST_PEER = 134
 # Time to wait until JAX names the lost process. If this process ended at once, it would count as dead too.
 NAMED_WITHIN_S = 60
@@ -116,7 +116,7 @@ def use_compile_cache() -> None:
 
 @dataclass(frozen=True)
 class NoOptions:
-    """Options of a program that only has those of the recipe."""
+    """Options of a program that has only the recipe's options."""
 
 
 def parse_run(argv: Sequence[str], prog: str, description: str, reading: Sequence[str] = TRAIN) -> RunConfig:
@@ -128,9 +128,9 @@ def parse_run(argv: Sequence[str], prog: str, description: str, reading: Sequenc
 
 
 def parse_run_and(
-    own: type[T], argv: Sequence[str], prog: str, description: str, reading: Sequence[str] = TRAIN, **defaults: Any
+    kind: type[T], argv: Sequence[str], prog: str, description: str, reading: Sequence[str] = TRAIN, **defaults: Any
 ) -> tuple[RunConfig, T]:
-    """Parse as `parse_run` does, for a program that also has its own options: the fields of the dataclass `own`.
+    """Parse as `parse_run` does, for a program that also has its own options: the fields of the dataclass `kind`.
 
     In programs that read the loss, --algorithm changes the recipe before the other options, and prints what it set.
     Programs that read the advantage refuse groups of one sample if the baseline is the group.
@@ -142,24 +142,24 @@ def parse_run_and(
     if argv and not argv[0].startswith("-"):
         with as_config_error():
             recipe = replace(load_recipe(argv[0]), **defaults)
-    every = list(fields_of(RunConfig, recipe))
-    read = [field for field in every if reads(reading, field.path) and not reads(RECIPE_ONLY, field.path)]
-    sections = {name: _section_parser(name, read) for name in dict.fromkeys(["run", *map(_section, read)])}
+    all_fields = list(fields_of(RunConfig, recipe))
+    settable = [field for field in all_fields if reads(reading, field.path) and not reads(RECIPE_ONLY, field.path)]
+    sections = {name: _section_parser(name, settable) for name in dict.fromkeys(["run", *map(_section, settable)])}
     programs_own = [_ALGORITHM_OPTION] if reads(reading, "loss.function") else []
-    programs_own += fields_of(own)
+    programs_own += fields_of(kind)
     overview = _overview_parser(f"{prog} CONFIG [--option VALUE ...]", description, programs_own, [*sections])
     elsewhere = {
         field.flag: f"set {field.path} in a recipe file"
         if reads(RECIPE_ONLY, field.path)
         else f"{prog.rpartition(' ')[2]} does not read it"
-        for field in every
+        for field in all_fields
     }
     parser = Parser(parents=[overview, *sections.values()])
-    values = parser.read(argv if recipe is None else argv[1:], [*programs_own, *read], elsewhere)
+    values = parser.read(argv if recipe is None else argv[1:], [*programs_own, *settable], elsewhere)
     if "help" in values:
         topics = {None: [overview], "all": sections.values()}
-        chosen = topics.get(values["help"]) or [sections[values["help"]]]
-        print("\n".join(each.format_help() for each in chosen), end="")
+        parsers = topics.get(values["help"]) or [sections[values["help"]]]
+        print("\n".join(each.format_help() for each in parsers), end="")
         raise SystemExit(0)
     if recipe is None:
         raise ConfigError(f"CONFIG must come first: {choices()}")
@@ -168,9 +168,9 @@ def parse_run_and(
         if field.default is MISSING and field.path not in values:
             raise ConfigError(f"{field.flag} {field.metavar}: must be set. {field.help}")
     with as_config_error():
-        given = {field.path: values.pop(field.path) for field in programs_own if field.path in values}
-        required = {field.path: given.pop(field.path) for field in programs_own if field.default is MISSING}
-        options = override(own(**required), given)
+        program_values = {field.path: values.pop(field.path) for field in programs_own if field.path in values}
+        required = {field.path: program_values.pop(field.path) for field in programs_own if field.default is MISSING}
+        options = override(kind(**required), program_values)
         config = override(recipe, values) if algorithm is None else with_algorithm(recipe, algorithm, values)
         if reads(reading, "advantage"):
             check_groups(config)
@@ -196,8 +196,8 @@ def parse(kind: type[T], argv: Sequence[str], prog: str, description: str | None
 
 def _overview_parser(usage: str, description: str, fields: Sequence[Field], sections: Sequence[str]) -> Parser:
     """Return a parser of a program's own options and --help. Its help lists the sections of the recipe."""
-    listed = "\n".join(["options of the recipe:", *(f"  {name:18}{_title(name)}" for name in sections)])
-    parser = Parser(usage=usage, description=f"{description}\nCONFIG is {choices()}.", epilog=listed)
+    epilog = "\n".join(["options of the recipe:", *(f"  {name:18}{_title(name)}" for name in sections)])
+    parser = Parser(usage=usage, description=f"{description}\nCONFIG is {choices()}.", epilog=epilog)
     parser.add_argument(
         *("-h", "--help"),
         nargs="?",

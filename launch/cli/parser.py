@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
         elsewhere: hints for the error message, by option of another program.
         """
         argv = [re.sub(r"^--[\w.-]+(?==|$)", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
-        found, unknown = self.parse_known_args(argv)
+        namespace, unknown = self.parse_known_args(argv)
         if unknown:
             flag = unknown[0].partition("=")[0]
             if not flag.startswith("-"):
@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
             closest = difflib.get_close_matches(flag, [field.flag for field in fields], n=1, cutoff=0.5)
             hint = elsewhere.get(flag) or (f"did you mean {closest[0]}?" if closest else "")
             self.error(f"{flag}: unknown option{hint and '; ' + hint}")
-        values = vars(found)
+        values = vars(namespace)
         for field in fields:
             if field.path in values:
                 words = values[field.path]

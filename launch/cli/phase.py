@@ -27,7 +27,7 @@ class Phase(Progress):
     It may be entered several times, with other work in between.
 
     directory: holds the state, in a subdirectory named by the number of finished units.
-    done:      number of finished units, including those of earlier processes.
+    done:      number of finished units, including units of earlier processes.
     advice:    text of the stop message that says how to continue.
     """
 
@@ -106,5 +106,5 @@ class Phase(Progress):
 
 def newest_state(directory: Path) -> Path | None:
     """Return the path of the newest saved state in a phase's directory; None if there is none."""
-    found = {int(path.name): path.absolute() for path in directory.glob("*") if path.name.isdecimal()}
-    return found[max(found)] if found else None
+    states = {int(path.name): path.absolute() for path in directory.glob("*") if path.name.isdecimal()}
+    return states[max(states)] if states else None

@@ -66,9 +66,9 @@ def _answer(port: int, count: int, within_s: float) -> str:
 def _call(address: tuple[str, int], hosts: HostsConfig, within_s: float) -> str:
     """Return the answer of process 0, or the reason why there is none."""
     deadline, reason = time.monotonic() + within_s, ""
-    while (left := deadline - time.monotonic()) > 0:
+    while (remaining_s := deadline - time.monotonic()) > 0:
         try:
-            with socket.create_connection(address, timeout=left) as connection:
+            with socket.create_connection(address, timeout=remaining_s) as connection:
                 connection.sendall(_line([hosts.index, hosts.count]))
                 # As long as process 0 may wait for the other processes.
                 answer = _receive(connection, within_s + _CALL_WITHIN_S)
@@ -77,7 +77,7 @@ def _call(address: tuple[str, int], hosts: HostsConfig, within_s: float) -> str:
             reason = "another program, or an ending run, has the port"
         except OSError as error:
             reason = error.strerror or str(error)
-        time.sleep(min(_RETRY_S, left))
+        time.sleep(min(_RETRY_S, remaining_s))
     return f"process 0 is missing after {within_s:.0f} s: {reason}"
 
 

@@ -31,8 +31,8 @@ class StopSignals:
         if self._agreed is None:
             first = self._here
             several = processes.count() > 1 or processes.in_subgroup()
-            if several and processes.primary() and (told := processes.read_messages(TOPIC)):
-                first = signal.Signals(int(told[0]))
+            if several and processes.primary() and (messages := processes.read_messages(TOPIC)):
+                first = signal.Signals(int(messages[0]))
             self._agreed = processes.agree(first)
         return self._agreed
 
@@ -55,13 +55,13 @@ class StopSignals:
         self._reading.close()
 
     def _watch(self) -> None:
-        while read := self._reading.recv(1):
-            if read[0] not in SIGNALS:
+        while data := self._reading.recv(1):
+            if data[0] not in SIGNALS:
                 continue
             if self._here is not None:
-                os._exit(128 + read[0])
-            self._here = signal.Signals(read[0])
-            processes.tell_primary(TOPIC, str(read[0]))
+                os._exit(128 + data[0])
+            self._here = signal.Signals(data[0])
+            processes.tell_primary(TOPIC, str(data[0]))
             self._say(
                 f"{self._here.name}: finishing the current step, then saving and exiting; a second one exits at once"
             )

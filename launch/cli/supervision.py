@@ -57,15 +57,15 @@ class Supervisor:
         """Return the exit code of the last start."""
         handlers = {number: signal.signal(number, self._pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            for left in range(self._restarts, -1, -1):
-                ended = self._start()
-                cause = cause_of(ended)
-                code = 128 - ended.code if ended.code < 0 else ended.code
+            for restarts_left in range(self._restarts, -1, -1):
+                result = self._start()
+                cause = cause_of(result)
+                code = 128 - result.code if result.code < 0 else result.code
                 if cause is None or self._stopped is not None:
                     return code
-                then = f"starting again in {self._pause_s:.0f} s, {left} left" if left else "ending"
+                then = f"starting again in {self._pause_s:.0f} s, {restarts_left} left" if restarts_left else "ending"
                 self._say(f"{cause}; {then}")
-                if not left or not self._wait():
+                if not restarts_left or not self._wait():
                     return code
             raise AssertionError
         finally:
@@ -74,7 +74,7 @@ class Supervisor:
 
     def _start(self) -> Ended:
         resume = ["--resume"] if (self._run / "config.json").exists() and "--resume" not in self._command else []
-        held, hosts, ending = list[str](), dict[int, str](), False
+        last_lines, hosts, ending = list[str](), dict[int, str](), False
         # In its own session, so that a signal to this process's group does not reach it twice.
         with subprocess.Popen(
             [*self._command, *resume], stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
@@ -88,14 +88,14 @@ class Supervisor:
                     pairs = (each.split(" = ") for each in line.removeprefix(HOSTS_LINE).strip().split(", "))
                     hosts = {int(number): name for number, name in pairs}
                 if ending:
-                    held.append(line)
+                    last_lines.append(line)
                 else:
                     sys.stderr.write(line)
                     sys.stderr.flush()
-        ended = Ended(self._process.returncode, held, hosts)
-        if held and not _lost_peer(ended):
-            sys.stderr.writelines(held)
-        return ended
+        result = Ended(self._process.returncode, last_lines, hosts)
+        if last_lines and not _lost_peer(result):
+            sys.stderr.writelines(last_lines)
+        return result
 
     def _pass_on(self, number: int, frame: object) -> None:
         self._stopped = number
@@ -110,22 +110,22 @@ class Supervisor:
         return self._stopped is None
 
 
-def cause_of(ended: Ended) -> str | None:
+def cause_of(result: Ended) -> str | None:
     """Return one line with the reason for a restart; None if the program ended by itself."""
-    if _lost_peer(ended):
-        text = "".join(ended.held)
-        named = [*_TIMEOUT.findall(text), *re.findall(r"(\d+)(?=[,\s]|$)", " ".join(_UNHEALTHY.findall(text)))]
-        tasks = sorted(set(map(int, named)))
+    if _lost_peer(result):
+        text = "".join(result.held)
+        numbers = [*_TIMEOUT.findall(text), *re.findall(r"(\d+)(?=[,\s]|$)", " ".join(_UNHEALTHY.findall(text)))]
+        tasks = sorted(set(map(int, numbers)))
         if not tasks and _NO_COORDINATOR.search(text):
             tasks = [0]
-        dead = [f"process {task} on {ended.hosts.get(task, 'an unknown host')}" for task in tasks]
+        dead = [f"process {task} on {result.hosts.get(task, 'an unknown host')}" for task in tasks]
         return f"{', '.join(dead) or 'another process'} died, and JAX ended this one"
-    if ended.code < 0:
-        name = signal.Signals(-ended.code).name
+    if result.code < 0:
+        name = signal.Signals(-result.code).name
         memory = ", perhaps for lack of memory" if name == "SIGKILL" else ""
         return f"{name} ended the program on this host{memory}"
     return None
 
 
-def _lost_peer(ended: Ended) -> bool:
-    return ended.code == LOST_PEER or (ended.code in _ABORTED and any("distributed" in line for line in ended.held))
+def _lost_peer(result: Ended) -> bool:
+    return result.code == LOST_PEER or (result.code in _ABORTED and any("distributed" in line for line in result.held))

@@ -109,7 +109,7 @@ class Unfinished:
             write_atomically(phase.parent / OPTIONS, self._options)
 
     def _check(self, phase: Path) -> None:
-        """If the saved state of a phase is damaged, set it aside with those of later phases, which depend on it."""
+        """If a phase's saved state is damaged, set it aside with the states of later phases, which depend on it."""
         try:
             if phase.exists() and not phase.is_dir():
                 raise DamagedSave(f"{phase} is damaged: it is not a directory")
@@ -153,10 +153,10 @@ def exclusive_files(files: Mapping[str, str | None]) -> Iterator[list[Path]]:
 
     files: option to path, None if the option is not set.
     """
-    given = {option: file for option, file in files.items() if file is not None}
-    directories = [Path(f"{file}.{UNFINISHED}") for file in given.values()]
+    paths = {option: file for option, file in files.items() if file is not None}
+    directories = [Path(f"{file}.{UNFINISHED}") for file in paths.values()]
     with contextlib.ExitStack() as locks:
-        for (option, file), directory in zip(given.items(), directories, strict=True):
+        for (option, file), directory in zip(paths.items(), directories, strict=True):
             locks.enter_context(held_by_primary(exclusive(option, directory, value=file)))
         yield directories
     for directory in directories if processes.primary() else ():

@@ -1,4 +1,4 @@
-"""Steps of an asynchronous run beside those of the synchronous one: the second table of arXiv 2604.26779."""
+"""Steps of an asynchronous run beside synchronous steps: the second table of arXiv 2604.26779."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -90,22 +90,22 @@ class LaggingVariant:
             state = self._step.begin(state, next(self._batches))
         updates, metrics = [], []
         for _ in range(before + BLOCK):
-            state, _, found = self._step(state, next(self._batches))
+            state, _, step_metrics = self._step(state, next(self._batches))
             updates.append(self._step.updated)
-            metrics.append(found)
+            metrics.append(step_metrics)
         jax.block_until_ready(state)
         self._start = replace(self._start, adaptation=state.adaptation)
         spans = [update.result() for update in updates[-BLOCK:]]
-        scoring = [float(found.get("time/reward", 0.0)) for found in metrics[-BLOCK:]]
+        scoring = [float(step_metrics.get("time/reward", 0.0)) for step_metrics in metrics[-BLOCK:]]
         return _means(
             {
                 "step_s": span.idle_s + span.busy_s,
                 "exposed_s": max(span.idle_s - scoring_s, 0.0),
-                "generation_s": float(found["time/rollout_mesh_busy"]),
+                "generation_s": float(step_metrics["time/rollout_mesh_busy"]),
                 "scoring_s": scoring_s,
                 "train_s": span.busy_s,
             }
-            for span, scoring_s, found in zip(spans, scoring, metrics[-BLOCK:], strict=True)
+            for span, scoring_s, step_metrics in zip(spans, scoring, metrics[-BLOCK:], strict=True)
         )
 
 
@@ -118,7 +118,7 @@ def compare_overlap(
 ) -> dict[str, Any]:
     """Time synchronous and asynchronous steps in turns, autoregressive and at the fastest draft length, and print them.
 
-    The fastest is that of the synchronous steps in `reports`. Returns the results for the JSON file, none if
+    The synchronous steps in `reports` decide which is fastest. Returns the results for the JSON file, none if
     `experiment` is not asynchronous. Raises Stopped at a signal.
     """
     lag, steps = experiment.config.asynchronous.lag, experiment.config.steps
@@ -143,16 +143,16 @@ def compare_overlap(
     }
     turns = timed_turns(unfinished.phase("steps that overlap", -(-steps // BLOCK), "turns", kept=False), runs)
     devices = {SYNCHRONOUS: experiment.mesh.size, f"lag {lag}": experiment.mesh.size + experiment.rollout_mesh.size}
-    found = dict[str, dict[str, OverlapReport]]()
+    kinds = dict[str, dict[str, OverlapReport]]()
     for kind, name in timers:
-        baseline, own = ([turn[run] for turn in turns] for run in (f"{SYNCHRONOUS}, {PLAIN}", f"{kind}, {name}"))
+        baseline, times = ([turn[run] for turn in turns] for run in (f"{SYNCHRONOUS}, {PLAIN}", f"{kind}, {name}"))
         fewer = devices[SYNCHRONOUS] / devices[kind]
-        found.setdefault(kind, {})[name] = overlap_report(own, baseline, devices[kind], fewer)
-    print_overlap(found, console)
+        kinds.setdefault(kind, {})[name] = overlap_report(times, baseline, devices[kind], fewer)
+    print_overlap(kinds, console)
     console.print(NOTE)
     if experiment.mesh.devices.flat[0].platform == "cpu":
         console.print("these are CPU devices, which share cores and memory: their absolute figures mean little")
-    return {"asynchronous": {kind: {name: asdict(each) for name, each in rows.items()} for kind, rows in found.items()}}
+    return {"asynchronous": {kind: {name: asdict(each) for name, each in rows.items()} for kind, rows in kinds.items()}}
 
 
 def synchronous(experiment: Experiment) -> Experiment:
@@ -171,7 +171,7 @@ def synchronous(experiment: Experiment) -> Experiment:
 
 
 def overlap_report(turns: Sequence[Record], baseline: Sequence[Record], devices: int, fewer: float) -> OverlapReport:
-    """Return the report of a kind of step, with speed-ups over those of `baseline` in the same turns.
+    """Return the report of a kind of step, with speed-ups over the steps of `baseline` in the same turns.
 
     fewer: devices of the baseline over its own.
     """
@@ -202,17 +202,17 @@ def _time_synchronous(variant: Variant, first: int) -> Record:
 
 
 def _means(steps: Iterable[Record]) -> Record:
-    listed = list(steps)
-    return {name: statistics.fmean(step[name] for step in listed) for name in listed[0]}
+    records = list(steps)
+    return {name: statistics.fmean(step[name] for step in records) for name in records[0]}
 
 
-def print_overlap(found: Mapping[str, Mapping[str, OverlapReport]], console: Console) -> None:
+def print_overlap(overlaps: Mapping[str, Mapping[str, OverlapReport]], console: Console) -> None:
     """Print a table with a row for each kind of run and variant, and speed-ups over the first row."""
     headers = ("devices", "step", "exposed generation", "generation", "scoring", "train", "step x", "per device")
     columns = Column("run"), Column("draft length"), *(Column(name, justify="right", no_wrap=True) for name in headers)
     title = "seconds of a step; speed-ups over the first row, of the step and for the same number of devices"
     table = Table(*columns, box=None, padding=(0, 0, 0, 2), title=title, title_justify="left")
-    for kind, reports in found.items():
+    for kind, reports in overlaps.items():
         for name, report in reports.items():
             seconds = report.step_s, report.exposed_s, report.generation_s, report.scoring_s, report.train_s
             ratios = (

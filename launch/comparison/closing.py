@@ -52,7 +52,7 @@ def compare_steps(
     """
     for x in jax.tree.leaves((state.optimizer, state.reference, state.ahead)):
         x.delete()
-    # Seconds of rounds on another mesh than that of the comparison say nothing about it.
+    # Seconds of rounds on a mesh other than the comparison's say nothing about it.
     drafting = state.drafting if experiment.rollout_mesh is experiment.mesh else None
     seconds = None if drafting is None else processes.fetch(drafting.seconds)
     experiment = comparison_experiment(experiment)

@@ -95,7 +95,7 @@ def time_variants(
 ) -> dict[str, VariantReport]:
     """Time `steps` steps of every variant in turns, print them and return the reports.
 
-    Raises Stopped at a signal, after it has printed those of the steps so far. `keep` gets what is printed.
+    Raises Stopped at a signal, after it has printed the times of the steps so far. `keep` gets what is printed.
 
     config: of the run whose draft lengths `Variant.chosen` indexes.
     """

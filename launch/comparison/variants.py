@@ -177,9 +177,9 @@ def holding(state: TrainState, config: DraftTrainingConfig) -> TrainState:
 
     The next step trains the draft, so that even a few timed steps include one that does.
     """
-    seen = state.adaptation
-    if seen is None:
+    old = state.adaptation
+    if old is None:
         return state
     # Separate arrays: a state is donated, and no buffer can be donated twice.
-    interval = processes.place(jnp.int32(config.max_every), seen.interval.sharding)
-    return replace(state, adaptation=replace(seen, interval=interval, slow=jnp.copy(seen.fast), wait=seen.wait * 0))
+    interval = processes.place(jnp.int32(config.max_every), old.interval.sharding)
+    return replace(state, adaptation=replace(old, interval=interval, slow=jnp.copy(old.fast), wait=old.wait * 0))

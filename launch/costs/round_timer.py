@@ -74,7 +74,7 @@ class RoundTimer(Generic[Name]):
             kinds:   rounds to time, by name.
             count:   rounds in one measurement.
             blank:   see `first_rows`.
-            options: XLA compiler options for the rounds; they override those of decoding.
+            options: XLA compiler options for the rounds; they override the options of decoding.
         """
         # Every state needs room for the longest draft, because kinds share states.
         config = replace(config, draft_lengths=(), draft_length=max(config.lengths))

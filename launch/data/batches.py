@@ -77,18 +77,18 @@ class PromptPipeline(Iterator[Prompts]):
         return self.take(self._size)
 
     def take(self, count: int, used: Collection[int] = ()) -> Prompts:
-        """Return the next `count` prompts, at most a batch. Those of ids in `used` stay for a later call."""
-        taken: dict[int, int] = {}
+        """Return the next `count` prompts, at most a batch. Prompts with ids in `used` stay for a later call."""
+        picks_by_id: dict[int, int] = {}
         while True:
             left, self._left = self._left, []
             for pick in left:
                 number = int(self._table.ids[pick])
-                if len(taken) == count or number in used or number in taken:
+                if len(picks_by_id) == count or number in used or number in picks_by_id:
                     self._left.append(pick)
                 else:
-                    taken[number] = pick
-            if len(taken) == count:
-                return self._table.batch(np.array([*taken.values()], np.int64))
+                    picks_by_id[number] = pick
+            if len(picks_by_id) == count:
+                return self._table.batch(np.array([*picks_by_id.values()], np.int64))
             self._left += next(self._picks).tolist()
 
     def get_state(self) -> dict[str, Any]:

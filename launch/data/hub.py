@@ -87,8 +87,8 @@ def with_commit(path: str, kind: Kind) -> str:
     except ImportError:  # reported when the files are read
         return path
     try:
-        found = hub.HfApi().resolve_revision(name.repo, repo_type=kind, revision=name.revision)
-        return str(replace(name, revision=found.resolved))
+        revision = hub.HfApi().resolve_revision(name.repo, repo_type=kind, revision=name.revision)
+        return str(replace(name, revision=revision.resolved))
     except Exception:  # the hub's library raises many types
         return str(replace(name, revision=_cached_commit(hub, name) or name.revision))
 
@@ -132,8 +132,8 @@ def _progress_bar(name: HubName) -> Any:
 
     class Bar(optional("huggingface_hub.utils").tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
-            shown = options.get("name") == "huggingface_hub.snapshot_download" and console.is_terminal
-            changed = {"desc": f"fetching {name}", "leave": False} if shown else {"disable": True}
+            visible = options.get("name") == "huggingface_hub.snapshot_download" and console.is_terminal
+            changed = {"desc": f"fetching {name}", "leave": False} if visible else {"disable": True}
             super().__init__(*args, **options | changed)
 
     return Bar

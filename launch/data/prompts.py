@@ -26,9 +26,9 @@ def read_prompt(record: dict[str, object], field: str, where: str) -> Prompt:
     if not isinstance(value, list):
         return text_field(record, field, where)
     if not value or not all(isinstance(message, dict) for message in value):
-        shown = json.dumps(value, default=str)[:80]
+        excerpt = json.dumps(value, default=str)[:80]
         raise ConfigError(
-            f"{where}: field {field!r} must be text or a list of messages with role and content, not {shown}"
+            f"{where}: field {field!r} must be text or a list of messages with role and content, not {excerpt}"
         )
     messages = tuple(Message(text_field(each, "role", where), _content(each, where)) for each in value)
     if messages[-1].role != "user" or not messages[-1].content:

@@ -58,17 +58,17 @@ def _data_set(option: str, name: HubName) -> Records:
     """Yield the rows of a split. Fetches only its own files if README.md lists them, else all data files."""
     commit = fetch(option, name, ("README.md",)).name
     name = replace(name, revision=commit)
-    stated = _stated_files(option, name)
+    subset_and_patterns = _stated_files(option, name)
     assert name.split is not None
-    if stated is None:
+    if subset_and_patterns is None:
         directory = fetch(option, name, ("README.md", *_DATA_FILES))
         console.print(f"{option} = {name}")
         yield from _rows(f"{option} = {name}", str(directory), None, name.split, name.subset)
         return
-    subset, patterns = stated
+    subset, patterns = subset_and_patterns
     directory = fetch(option, name, patterns, _NEVER_FETCHED)
-    found = [path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()]
-    files = sorted(optional("huggingface_hub.utils").filter_repo_objects(found, allow_patterns=list(patterns)))
+    paths = [path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()]
+    files = sorted(optional("huggingface_hub.utils").filter_repo_objects(paths, allow_patterns=list(patterns)))
     if not files:
         raise ConfigError(f"{option} = {name}: README.md lists {', '.join(patterns)}, but no file matches")
     split, name = name.split, replace(name, subset=subset)
@@ -106,10 +106,10 @@ def _splits(files: Any) -> dict[str, tuple[str, ...]] | None:
     """Return the patterns of each split, from the `data_files` of a subset in README.md."""
     if files is None:
         return None
-    listed: list[Any] = [files] if isinstance(files, str) else files
-    if all(isinstance(each, str) for each in listed):
-        return {"train": tuple(listed)}
-    paths = {each["split"]: each["path"] for each in listed}
+    entries: list[Any] = [files] if isinstance(files, str) else files
+    if all(isinstance(entry, str) for entry in entries):
+        return {"train": tuple(entries)}
+    paths = {entry["split"]: entry["path"] for entry in entries}
     return {split: (path,) if isinstance(path, str) else tuple(path) for split, path in paths.items()}
 
 

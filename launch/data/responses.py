@@ -63,8 +63,8 @@ class Answers:
 
     def batch(self, picks: np.ndarray) -> Sequences:
         """Return the rows `picks`, int [B]. A negative pick gives an empty row."""
-        picked = (picks >= 0)[:, None]
-        tokens, completion = np.where(picked, self.tokens[picks], 0), self._answer_mask(picks) & picked
+        valid = (picks >= 0)[:, None]
+        tokens, completion = np.where(valid, self.tokens[picks], 0), self._answer_mask(picks) & valid
         return Sequences(tokens, completion)  # pyright: ignore[reportArgumentType]
 
     def draw(self, count: int, seed: int, step: int) -> Sequences:
@@ -88,13 +88,13 @@ def answers_of(prompts: Prompts, rollout: Rollout) -> Answers:
     group = len(rollout.lengths) // len(prompts.lengths)
     prompt_tokens, prompt_lengths, ids = processes.fetch((prompts.tokens, prompts.lengths, prompts.id))
     answer_tokens, answer_lengths = processes.fetch((rollout.tokens, rollout.lengths))
-    kept = [row for row in range(len(answer_lengths)) if ids[row // group] >= 0]
+    rows = [row for row in range(len(answer_lengths)) if ids[row // group] >= 0]
     pairs = []
-    for row in kept:
+    for row in rows:
         prompt = prompt_tokens[row // group, : prompt_lengths[row // group]]
         pairs.append((prompt.tolist(), answer_tokens[row, : answer_lengths[row]].tolist()))
     length = prompt_tokens.shape[1] + answer_tokens.shape[1]
-    return Answers.pad([int(ids[row // group]) for row in kept], pairs, length)
+    return Answers.pad([int(ids[row // group]) for row in rows], pairs, length)
 
 
 def join_answers(parts: Sequence[Answers]) -> Answers:

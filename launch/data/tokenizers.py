@@ -109,7 +109,7 @@ class CharacterTokenizer:
 class HuggingFaceTokenizer:
     """Tokenizer of a Hugging Face checkpoint, with its chat template if it has one.
 
-    The stop tokens are the tokenizer's end-of-sequence token and those of `generation_config.json` and `config.json`.
+    The stop tokens are the tokenizer's end-of-sequence token and any in `generation_config.json` and `config.json`.
 
     Args:
         directory:       directory in Hugging Face layout, or a name on the hub.
@@ -147,9 +147,9 @@ class HuggingFaceTokenizer:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
-        # Skip stop tokens here: those of generation_config.json may not be special tokens of the tokenizer.
-        kept = [i for i in ids if 0 <= i < self.vocab_size and i not in self.stop_tokens]
-        return self._tokenizer.decode(kept, skip_special_tokens=True)
+        # Skip stop tokens here: the ones in generation_config.json may not be special tokens of the tokenizer.
+        text_ids = [i for i in ids if 0 <= i < self.vocab_size and i not in self.stop_tokens]
+        return self._tokenizer.decode(text_ids, skip_special_tokens=True)
 
     def chat(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt. The instruction is applied to the last message, which is the user's."""
@@ -256,12 +256,12 @@ def _stop_tokens(tokenizer: Any, directory: Path) -> tuple[int, ...]:
 
 def _listed_stops(path: Path) -> list[int]:
     try:
-        listed = read_json(path).get("eos_token_id")
+        eos = read_json(path).get("eos_token_id")
     except ValueError as error:
         raise ConfigError(f"model.path = {path.parent}: {error}") from None
-    ids = listed if isinstance(listed, list) else [] if listed is None else [listed]
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if not all(type(token) is int and token >= 0 for token in ids):
-        raise ConfigError(f"model.path = {path.parent}: eos_token_id = {listed!r} in {path.name}: must be token ids")
+        raise ConfigError(f"model.path = {path.parent}: eos_token_id = {eos!r} in {path.name}: must be token ids")
     return ids
 
 

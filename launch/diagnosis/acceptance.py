@@ -41,13 +41,13 @@ class Rate:
         return abs(self.measured - self.predicted) > SMALL and self.tail < UNLIKELY
 
     @property
-    def said(self) -> str:
+    def text(self) -> str:
         """Return a phrase with both numbers."""
         return f"{self.measured:.2f} accepted, {self.predicted:.2f} predicted, at {self.name} ({self.count} tokens)"
 
 
 def rates(observed: Observed, overlaps: np.ndarray | None) -> tuple[list[Rate], list[Rate]]:
-    """Return the acceptance rates by position in the draft, and those of position 1 by place in the completion.
+    """Return the acceptance rates by position in the draft, and the rates of position 1 by place in the completion.
 
     overlaps: float [positions, R, T] (`make_overlaps`); None if there is no prediction.
     """
@@ -89,8 +89,8 @@ def acceptance_findings(by_position: Sequence[Rate], by_place: Sequence[Rate]) -
     A place is reported only if earlier places are right; differences by position are then a consequence of it.
     """
     if by_position[0].predicted is None:
-        said = f"{by_position[0].measured:.2f} at position 1; nothing is predicted for this kind of draft"
-        return [Finding("acceptance", "not checked", said)]
+        result = f"{by_position[0].measured:.2f} at position 1; nothing is predicted for this kind of draft"
+        return [Finding("acceptance", "not checked", result)]
     position = _compared(
         "acceptance by position",
         by_position,
@@ -110,5 +110,5 @@ def acceptance_findings(by_position: Sequence[Rate], by_place: Sequence[Rate]) -
 def _compared(check: str, rates: Sequence[Rate], do: str) -> Finding:
     off = [rate for rate in rates if rate.is_off]
     if not off:
-        return Finding(check, "ok", rates[0].said)
-    return Finding(check, "off", max(off, key=lambda rate: abs(rate.measured - (rate.predicted or 0))).said, do)
+        return Finding(check, "ok", rates[0].text)
+    return Finding(check, "off", max(off, key=lambda rate: abs(rate.measured - (rate.predicted or 0))).text, do)

@@ -81,7 +81,7 @@ def _diagnose(experiment: Experiment, params: Params, count: int) -> Diagnosis:
             (overlap,) = make_overlaps(other.policy, other.drafter, law, 1, chunk)(params, observed)
             others.append((other.check, other.option, overlap))
     by_position, by_place = rates(observed, overlaps)
-    findings = [caches, *(found.explained_by(caches) for found in acceptance_findings(by_position, by_place))]
+    findings = [caches, *(finding.explained_by(caches) for finding in acceptance_findings(by_position, by_place))]
     if overlaps is not None:
         # The head makes no prediction for the first two tokens of a row.
         counted = observed.completion & (np.arange(observed.tokens.shape[1]) >= 2)

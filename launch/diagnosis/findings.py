@@ -38,8 +38,8 @@ class Finding:
         """Return the finding as "not checked" if the cause is off too, so that one fault is reported once."""
         if self.state != "off" or cause.state != "off":
             return self
-        said = f"{self.said}; may be a consequence of {cause.check}: check again when that is corrected"
-        return replace(self, state="not checked", said=said, do="")
+        result = f"{self.said}; may be a consequence of {cause.check}: check again when that is corrected"
+        return replace(self, state="not checked", said=result, do="")
 
 
 def caches_finding(caches: CacheComparison) -> Finding:
@@ -47,8 +47,8 @@ def caches_finding(caches: CacheComparison) -> Finding:
     if caches.not_compared is not None:
         return Finding("caches", "not checked", caches.not_compared)
     if caches.fault is None:
-        said = f"policy's and draft's agree with a fresh prefill, in {caches.count} comparisons in the first batch"
-        return Finding("caches", "ok", said)
+        result = f"policy's and draft's agree with a fresh prefill, in {caches.count} comparisons in the first batch"
+        return Finding("caches", "ok", result)
     do = "the cache is written or read wrongly; training is not at fault: see specjax.testing.assert_cache_consistent"
     return Finding("caches", "off", caches.fault, do)
 
@@ -69,16 +69,16 @@ def alternative_findings(
             best[check] = option, gain, error
     mean, _ = _mean(current, completion)
     for check, (option, gain, error) in best.items():
-        said = f"mean overlap of all completion tokens {mean:.2f} as configured, {mean + gain:.2f} with {option}"
+        result = f"mean overlap of all completion tokens {mean:.2f} as configured, {mean + gain:.2f} with {option}"
         do = f"the draft agrees better with the policy with {option}: it was probably trained with that"
         if max(mean, mean + gain) < LOW:
-            yield Finding(check, "undecided", f"{said}: too low to tell how the draft should be read")
+            yield Finding(check, "undecided", f"{result}: too low to tell how the draft should be read")
         elif gain > SMALL_GAIN + STANDARD_ERRORS * error:
-            yield Finding(check, "off", said, do)
+            yield Finding(check, "off", result, do)
         elif gain <= 0 or gain + STANDARD_ERRORS * error <= SMALL_GAIN:
-            yield Finding(check, "ok", said)
+            yield Finding(check, "ok", result)
         else:
-            yield Finding(check, "undecided", f"{said}: needs more --prompts to decide")
+            yield Finding(check, "undecided", f"{result}: needs more --prompts to decide")
 
 
 def _mean(x: np.ndarray, counted: np.ndarray) -> tuple[float, float]:
@@ -92,6 +92,6 @@ def _mean(x: np.ndarray, counted: np.ndarray) -> tuple[float, float]:
 def coverage_finding(target_ids: np.ndarray, observed: Observed) -> Finding:
     """Return the finding on how many of the policy's tokens the draft's reduced vocabulary holds."""
     coverage = float(np.isin(observed.tokens[observed.completion], target_ids).mean())
-    said = f"{len(target_ids)} tokens, which cover {coverage:.1%} of those that the policy generates"
+    result = f"{len(target_ids)} tokens, which cover {coverage:.1%} of those that the policy generates"
     do = "tokens outside it cannot be accepted: use a larger draft.vocab_size"
-    return Finding("draft vocabulary", "ok" if coverage >= COVERED else "off", said, do)
+    return Finding("draft vocabulary", "ok" if coverage >= COVERED else "off", result, do)

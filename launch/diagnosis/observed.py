@@ -68,7 +68,7 @@ class Observed:
 
 @dataclass
 class CacheComparison:
-    """Comparisons of the caches with those of a fresh prefill, up to the first difference.
+    """Comparisons of the caches with the caches of a fresh prefill, up to the first difference.
 
     Attributes:
         check:        compares the caches of a state.

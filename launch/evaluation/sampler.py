@@ -52,7 +52,7 @@ class Sampled(NamedTuple):
 class Sampler:
     """Callable that samples and scores completions: (params, jitted reward, prompts) -> Sampled.
 
-    Every call uses the same noise, that of (the run's seed, `step`).
+    Every call uses the same noise, keyed by (the run's seed, `step`).
 
     Attributes:
         draft_length: draft length of every round.
@@ -64,8 +64,8 @@ class Sampler:
         rollout = experiment.config.rollout
         # Automatic draft lengths are chosen for training batches. The draft length does not change the distribution.
         self.draft_length = 0 if isinstance(drafter, NoDrafter) else rollout.draft_length
-        whole = replace(rollout, carry_over=None, max_age=None)
-        self.rollout = replace(whole, group_size=samples, draft_length=self.draft_length, draft_lengths=())
+        without_carry_over = replace(rollout, carry_over=None, max_age=None)
+        self.rollout = replace(without_carry_over, group_size=samples, draft_length=self.draft_length, draft_lengths=())
         # Evaluate the policy that is trained, not an 8-bit copy of it for rollouts.
         policy = replace(experiment.networks.policy, eight_bit=None)
         self._generate = make_generate(policy, drafter, self.rollout, experiment.mesh, experiment.rollout_fn)

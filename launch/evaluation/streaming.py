@@ -23,7 +23,7 @@ def stream_rounds(
 ) -> Iterator[RoundState]:
     """Yield the state of a rollout after its prefill and after every few rounds, until its first row has ended.
 
-    The tokens are the same as those of `Sampler.generate`.
+    The tokens are the same as from `Sampler.generate`.
 
     prompts: one per data shard; only the first is shown, the others fill the mesh.
     """

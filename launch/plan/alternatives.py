@@ -17,10 +17,10 @@ def alternatives(config: RunConfig, program: str, experts: bool) -> Iterator[tup
     yield from _rollout(config) if program == "generate" else _update(config)
     for axis in ("tensor", "expert", "fsdp") if experts else ("tensor", "fsdp"):
         size = getattr(config.mesh, axis)
-        for taken in ("data", "fsdp"):
-            other = getattr(config.mesh, taken)
-            if taken != axis and other % 2 == 0:
-                changes = {axis: 2 * size, taken: other // 2}
+        for source in ("data", "fsdp"):
+            source_size = getattr(config.mesh, source)
+            if source != axis and source_size % 2 == 0:
+                changes = {axis: 2 * size, source: source_size // 2}
                 break
         else:
             changes = {axis: 2 * size}

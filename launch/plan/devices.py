@@ -108,13 +108,13 @@ def absent_gpus(name: str, count: int = 1, per_host: int | None = None) -> list[
     jax.config.update("jax_platforms", "cpu")
     topology = f"1x{count // per_host}x{per_host}"
     try:
-        found = topologies.get_topology_desc(platform="cuda", target_config=target(gpu), topology=topology)
+        description = topologies.get_topology_desc(platform="cuda", target_config=target(gpu), topology=topology)
     except jax.errors.JaxRuntimeError as error:
         raise RunStopped(
             f"jax's CUDA plugin cannot describe {gpu.name}: {first_line(error)}; it must have the version of jax, "
             f"{jax.__version__}"
         ) from error
-    return list(found.devices)
+    return list(description.devices)
 
 
 def _cpu_devices(count: int) -> list[Any]:

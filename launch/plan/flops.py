@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Flops(NamedTuple):
-    """Operations over all devices: those that run a known number of times, and those of one turn of the largest loop.
+    """Operations over all devices: the ones that run a known number of times, and one turn of the largest loop.
 
     Loops whose number of turns depends on data count; of nested ones, the inner one.
     `launch.plan.traffic.Collectives` divides a program in the same way.

@@ -76,16 +76,16 @@ def _caches(experiment: Experiment) -> int:
     config, networks, mesh = experiment.config, experiment.networks, experiment.mesh
     rollout, phases = config.rollout, experiment.phases
     prompts = experiment.abstract_prompts(config.data.prompts // batch_shards(mesh))
-    chosen = jax.ShapeDtypeStruct((len(phases),), "int32") if rollout.draft_lengths else None
+    choice = jax.ShapeDtypeStruct((len(phases),), "int32") if rollout.draft_lengths else None
     params = replace(networks.params, memory=())
 
-    def start(params: PyTree, prompts: Prompts, chosen: jax.Array | None) -> PyTree:
-        decoding = Decoding(networks.policy, networks.drafter, params, choose_lengths(rollout, chosen))
+    def start(params: PyTree, prompts: Prompts, choice: jax.Array | None) -> PyTree:
+        decoding = Decoding(networks.policy, networks.drafter, params, choose_lengths(rollout, choice))
         state = first_rows(decoding, prompts, phases[0], blank=True)
         return state.cache, state.draft
 
     leaves = jax.tree.leaves(
-        jax.eval_shape(start, params, prompts, chosen), is_leaf=lambda x: isinstance(x, LayerCache)
+        jax.eval_shape(start, params, prompts, choice), is_leaf=lambda x: isinstance(x, LayerCache)
     )
     arrays: list[Any] = [x for leaf in leaves if isinstance(leaf, LayerCache) for x in leaf]
     return bytes_per_device(

@@ -45,19 +45,19 @@ def rank_meshes(config: RunConfig, plan: PlanConfig, usable: float) -> tuple[lis
     # What one device refuses, every mesh refuses.
     single = abstract_experiment(replace(config, mesh=MeshConfig()), mesh_over(devices[:1], MeshConfig()))
     mixture = single.networks.policy.mixture is not None
-    found, refused = [], []
+    estimates, refused = [], []
     linked = min(hardware.domain, count)
     joined = next(size for size in range(linked, 0, -1) if count % size == 0)
     for mesh in sensible_meshes(count, joined, mixture):
         try:
             experiment = abstract_experiment(with_mesh(config, mesh), mesh_over(devices, mesh))
-            found.append(estimate(experiment, hardware))
+            estimates.append(estimate(experiment, hardware))
         except ConfigError as error:
             refused.append(Refused(mesh, "; ".join(error.args)))
-    if not found:
+    if not estimates:
         raise ConfigError(f"plan.gpus = {count}: no mesh of so many GPUs is possible; {refused[0].reason}")
-    fitting = sorted((each for each in found if each.largest <= usable), key=lambda each: each.seconds)
-    too_large = sorted((each for each in found if each.largest > usable), key=lambda each: each.largest)
+    fitting = sorted((each for each in estimates if each.largest <= usable), key=lambda each: each.seconds)
+    too_large = sorted((each for each in estimates if each.largest > usable), key=lambda each: each.largest)
     return [*fitting, *too_large], refused
 
 
@@ -65,10 +65,10 @@ def enough_gpus(config: RunConfig, plan: PlanConfig, count: int, usable: float) 
     """Return 2, 4 or 8 times `count`: the first number of GPUs on which a mesh may fit; None if there is none."""
     for gpus in (2 * count, 4 * count, 8 * count):
         try:
-            found, _ = rank_meshes(config, replace(plan, gpus=gpus), usable)
+            estimates, _ = rank_meshes(config, replace(plan, gpus=gpus), usable)
         except ConfigError:
             continue
-        if found[0].largest <= usable:
+        if estimates[0].largest <= usable:
             return gpus
     return None
 
@@ -119,16 +119,16 @@ def mesh_options(config: RunConfig, recipe: RunConfig) -> str:
     return " ".join(words)
 
 
-def mesh_table(found: Sequence[MeshEstimate], refused: Sequence[Refused], usable: float) -> Iterator[str]:
+def mesh_table(estimates: Sequence[MeshEstimate], refused: Sequence[Refused], usable: float) -> Iterator[str]:
     """Yield the lines of the ranked estimates and of the refused meshes."""
     titles = "generate, GiB", "update, GiB", "rollout, s", "update, s", "step, s"
     yield f"{'meshes, estimated':34}" + "".join(f"{title:>15}" for title in titles)
-    for each in found[:SHOWN]:
-        sizes = "".join(f"{f'>= {size / 2**30:,.1f}':>15}" for size in each.memory.values())
-        seconds = "".join(f"{value:>15,.1f}" for value in (each.rollout, each.update, each.seconds))
-        yield f"  {describe_mesh(each.config.mesh):32}{sizes}{seconds}" + "  too large" * (each.largest > usable)
-    for each in refused:
-        yield f"  {describe_mesh(each.mesh):32}  refused: {each.reason}"
+    for row in estimates[:SHOWN]:
+        sizes = "".join(f"{f'>= {size / 2**30:,.1f}':>15}" for size in row.memory.values())
+        seconds = "".join(f"{value:>15,.1f}" for value in (row.rollout, row.update, row.seconds))
+        yield f"  {describe_mesh(row.config.mesh):32}{sizes}{seconds}" + "  too large" * (row.largest > usable)
+    for refusal in refused:
+        yield f"  {describe_mesh(refusal.mesh):32}  refused: {refusal.reason}"
     yield "  GiB per device: state, copies, caches and gradients, from their shapes. Temporaries come on top."
     yield "  Seconds: by the hardware sheet, not measured. All completions have max_new_tokens, no draft is accepted,"
     yield "  collectives and products do not overlap, and the draft's training and the rewards are left out."

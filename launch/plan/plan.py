@@ -39,7 +39,7 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
 
     Raises ConfigError if the run cannot be planned.
     """
-    recipe, placed = config, replace(args.plan, gpus=None, mesh="recipe")
+    recipe, recipe_plan = config, replace(args.plan, gpus=None, mesh="recipe")
     if config.asynchronous.lag is not None:
         raise ConfigError(f"asynchronous.lag = {config.asynchronous.lag}: must be None, no asynchronous run is planned")
     capacity = None if args.plan.gpu == "cpu" else HARDWARE[args.plan.gpu].memory
@@ -48,7 +48,7 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
     if args.plan.mesh == "auto":
         estimates = _estimates(config, args.plan, usable)
         configs = [each.config for each in estimates if each.largest <= usable]
-        experiment, programs = compile_first_fitting(configs, placed, usable)
+        experiment, programs = compile_first_fitting(configs, recipe_plan, usable)
     else:
         experiment, programs = _compile(config, args.plan)
     config, mesh = experiment.config, experiment.mesh
@@ -56,13 +56,13 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
     tables = *memory_table(programs, capacity), "", *traffic_table(programs), "", *work(programs, mesh)
     console.print("\n".join((*tables, "", *round_table(times)) if times else tables))
     tried: list[Alternative] = []
-    for name, each in programs.items():
-        if each.total <= usable:
+    for name, program in programs.items():
+        if program.total <= usable:
             continue
         console.print(f"{name} does not fit" + "; compiled with one option changed:" * args.plan.alternatives)
         if args.plan.alternatives:
             experts = experiment.networks.policy.mixture is not None
-            tried += compare(config, placed, name, each.total, experts)
+            tried += compare(config, recipe_plan, name, program.total, experts)
     if estimates:
         console.print(f"\nmesh: {mesh_options(config, recipe)}")
     results = as_json(config, args.plan, programs, times, tried, estimates)
@@ -71,16 +71,16 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
 
 def _estimates(config: RunConfig, plan: PlanConfig, usable: float) -> list[MeshEstimate]:
     """Rank meshes, print them, and return their estimates. Raises ConfigError if none can fit."""
-    found, refused = rank_meshes(config, plan, usable)
-    console.print("\n".join(mesh_table(found, refused, usable)) + "\n")
-    best, count = found[0], math.prod(found[0].config.mesh.shape)
+    estimates, refused = rank_meshes(config, plan, usable)
+    console.print("\n".join(mesh_table(estimates, refused, usable)) + "\n")
+    best, count = estimates[0], math.prod(estimates[0].config.mesh.shape)
     if best.largest > usable:
         raise ConfigError(
             f"plan.gpus = {count}: too few for every mesh; {describe_mesh(best.config.mesh)} needs the least, "
             f"{gib(best.largest)} GiB per device without temporaries, of {gib(usable)} that are usable; nearest: "
             f"{enough_gpus(config, plan, count, usable) or 'none up to 8 times as many'}"
         )
-    return found
+    return estimates
 
 
 def compile_first_fitting(configs: Sequence[RunConfig], plan: PlanConfig, usable: float) -> tuple[Experiment, Programs]:
@@ -110,9 +110,9 @@ def compile_first_fitting(configs: Sequence[RunConfig], plan: PlanConfig, usable
 def _compile(config: RunConfig, plan: PlanConfig) -> tuple[Experiment, Programs]:
     """Build the experiment on the plan's devices, print where it runs, and compile its programs."""
     config, mesh = planned(config, plan)
-    experiment, placed = abstract_experiment(config, mesh), replace(plan, gpus=None)
+    experiment, recipe_plan = abstract_experiment(config, mesh), replace(plan, gpus=None)
     console.print(describe(config, plan, mesh))
-    return experiment, {name: plan_program(config, placed, name) for name in get_args(ProgramName)}
+    return experiment, {name: plan_program(config, recipe_plan, name) for name in get_args(ProgramName)}
 
 
 def compare(config: RunConfig, plan: PlanConfig, program: ProgramName, now: int, experts: bool) -> list[Alternative]:
@@ -120,15 +120,15 @@ def compare(config: RunConfig, plan: PlanConfig, program: ProgramName, now: int,
 
     now: bytes per device without a change.
     """
-    found = []
-    for change, other in alternatives(config, program, experts):
+    results = []
+    for change, variant in alternatives(config, program, experts):
         try:
-            total = plan_program(other, plan, program).total
-            found.append(Alternative(program, change, total))
+            total = plan_program(variant, plan, program).total
+            results.append(Alternative(program, change, total))
             console.print(f"  {gib(total):>8} GiB, {gib(total - now)}: {change}")
         except (ConfigError, RunStopped) as error:
-            found.append(Alternative(program, change, None, str(error)))
+            results.append(Alternative(program, change, None, str(error)))
             console.print(f"  refused: {change}: {error}")
-    if sizes := {each.change: each.total for each in found if each.total is not None}:
+    if sizes := {each.change: each.total for each in results if each.total is not None}:
         console.print(f"  least memory: {min(sizes, key=lambda change: sizes[change])}")
-    return found
+    return results

@@ -113,9 +113,9 @@ def compile_by_any(
             return lowered.compile(dict(options)), options
         except jax.errors.JaxRuntimeError as error:
             refusals.append(error)
-    said = " / ".join(dict.fromkeys(map(first_line, refusals)))
+    reasons = " / ".join(dict.fromkeys(map(first_line, refusals)))
     raise RunStopped(
-        f"{name}: XLA cannot compile it for this kind of device: {said}; try another plan.gpu, mesh, model.dtype or "
+        f"{name}: XLA cannot compile it for this kind of device: {reasons}; try another plan.gpu, mesh, model.dtype or "
         "rollout_dtype"
     ) from refusals[0]
 

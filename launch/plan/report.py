@@ -73,12 +73,12 @@ def memory_table(programs: Mapping[ProgramName, Planned], capacity: int | None) 
 def traffic_table(programs: Mapping[ProgramName, Planned]) -> Iterator[str]:
     """Yield the lines of collectives: of each program, of one admission, and of one round at the longest draft."""
     yield f"{'collectives':34}{'between':>24}{'times':>8}{'MB received':>14}"
-    for title, found in _parts(programs):
-        if not found.count and title != "one admission":
+    for title, traffic in _parts(programs):
+        if not traffic.count and title != "one admission":
             yield f"  {title}: none"
-        for kind, count in found.count.items():
+        for kind, count in traffic.count.items():
             between = ", ".join(kind.axes) or "one device"
-            yield f"  {f'{title}: {kind.operation}':32}{between:>24}{count:>8,}{found.size[kind] / 1e6:>14,.1f}"
+            yield f"  {f'{title}: {kind.operation}':32}{between:>24}{count:>8,}{traffic.size[kind] / 1e6:>14,.1f}"
 
 
 def work(programs: Mapping[ProgramName, Planned], mesh: Mesh) -> Iterator[str]:
@@ -121,10 +121,10 @@ def as_json(
         },
         "collectives": {
             title: [
-                {"operation": kind.operation, "axes": kind.axes, "times": count, "bytes": found.size[kind]}
-                for kind, count in found.count.items()
+                {"operation": kind.operation, "axes": kind.axes, "times": count, "bytes": traffic.size[kind]}
+                for kind, count in traffic.count.items()
             ]
-            for title, found in _parts(programs)
+            for title, traffic in _parts(programs)
         },
         "rounds": [each._asdict() for each in times],
         "alternatives": [vars(each) for each in tried],

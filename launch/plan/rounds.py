@@ -16,7 +16,7 @@ class RoundTimes(NamedTuple):
 
 
 def round_times(experiment: Experiment, hardware: Hardware) -> list[RoundTimes]:
-    """Return the seconds of a round of each phase, at draft length 0 and at those of the run."""
+    """Return the seconds of a round of each phase, at draft length 0 and at the run's draft lengths."""
     config, networks = experiment.config, experiment.networks
     assert networks.decoder is not None
     model = cost_model(decoder_sheet(networks.decoder), networks.draft.sheet, hardware, rollout_deployment(experiment))

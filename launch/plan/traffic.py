@@ -105,6 +105,6 @@ def received(line: Instruction) -> int:
     sizes = line.sizes
     if line.opcode == "collective-permute-start":
         return sizes[1]
-    # Start operations return their operands too, except that of an all-reduce.
+    # Start operations return their operands too, except the start of an all-reduce.
     has_operands = line.opcode.endswith("-start") and not line.opcode.startswith("all-reduce")
     return sum(sizes[len(sizes) // 2 :] if has_operands else sizes)

@@ -40,17 +40,17 @@ def line_charts(metrics: dict[str, Chart]) -> dict[str, list[Chart]]:
     `lines` of each is [[metric, label], ..]. Charts without a metric are left out.
     """
     sections: dict[str, list[Chart]] = json.loads(CHARTS.read_text("utf-8"))
-    names, shown = sorted(metrics, key=len), set(STANDARD_METRICS)  # position 10 after position 9
+    names, charted = sorted(metrics, key=len), set(STANDARD_METRICS)  # position 10 after position 9
     for charts in sections.values():
         for chart in charts:
             patterns = chart.pop("metrics").items()
-            found = [(re.fullmatch(pattern, name), label) for pattern, label in patterns for name in names]
-            chart["lines"] = [(match[0], match.expand(label)) for match, label in found if match]
-            shown |= {name for name, _ in chart["lines"]}
-    # Those of a custom loss or drafter.
-    others = [name for name in metrics if name not in shown and not name.startswith("reward/")]
+            matches = [(re.fullmatch(pattern, name), label) for pattern, label in patterns for name in names]
+            chart["lines"] = [(match[0], match.expand(label)) for match, label in matches if match]
+            charted |= {name for name, _ in chart["lines"]}
+    # Metrics of a custom loss or drafter.
+    uncharted = [name for name in metrics if name not in charted and not name.startswith("reward/")]
     sections["Other metrics"] = [
-        {"title": name, "lines": [(name, name.rpartition("/")[2])], "zero": False} for name in others
+        {"title": name, "lines": [(name, name.rpartition("/")[2])], "zero": False} for name in uncharted
     ]
     return {title: [chart for chart in charts if chart["lines"]] for title, charts in sections.items()}
 
@@ -88,16 +88,16 @@ def length_bars(run: RunRecords) -> list[Chart]:
     if not samples:
         return []
     budget = max(sample["budget"] for sample in samples)
-    shown = [samples[0], samples[-1]][: len(samples)]
+    first_and_last = [samples[0], samples[-1]][: len(samples)]
     edges = np.linspace(0, budget + 1, min(budget + 1, BARS) + 1)
-    parts, width = [], 0.84 * edges[1] / len(shown)
-    for i, sample in enumerate(shown):
+    parts, width = [], 0.84 * edges[1] / len(first_and_last)
+    for i, sample in enumerate(first_and_last):
         lengths, label, boxes = np.array(sample["lengths"]), f"step {sample['step']}", []
         for edge, count in zip(edges, np.histogram(lengths, edges)[0], strict=False):
             low, high = int(np.ceil(edge)), int(np.ceil(edge + edges[1])) - 1
             left, share = edge + 0.08 * edges[1] + i * width, count / len(lengths)
             boxes.append([left, left + width, 0, share, f"{label}: {share:.1%} of {low} to {high} tokens"])
-        color = (6, 1)[i - len(shown)]
+        color = (6, 1)[i - len(first_and_last)]
         parts.append({"label": label, "value": f"mean {lengths.mean():.4g}", "color": color, "boxes": boxes})
     hint = f"in tokens; the last bar holds completions at the budget of {budget}"
     title = "Completion length distribution"

@@ -135,9 +135,9 @@ def _samples(run: RunRecords) -> list[dict[str, Any]]:
     """Return the completions of at most MOST steps, newest first: the first, the last, evenly spaced ones between."""
     logged = [sample for sample in run.samples if sample["completions"]]
     count = min(len(logged), MOST)
-    shown = [logged[round(i * (len(logged) - 1) / max(count - 1, 1))] for i in reversed(range(count))]
+    selection = [logged[round(i * (len(logged) - 1) / max(count - 1, 1))] for i in reversed(range(count))]
     samples = []
-    for sample in shown:
+    for sample in selection:
         writers = Counter(writer for completion in sample["completions"] for _, writer in completion["pieces"])
         from_draft = writers[Writer.DRAFT] / max(sum(writers.values()), 1)
         title = f"{from_draft:.0%} of these tokens written by the draft"

@@ -61,9 +61,9 @@ def strokes(steps: np.ndarray, values: np.ndarray) -> list[list[list[float]]]:
     gaps = np.flatnonzero(distances > 3 * np.median(distances)) + 1 if len(distances) else []
     pairs = zip(np.split(steps, gaps), np.split(values, gaps), strict=True)
     return [
-        [[int(x), float(f"{y:.7g}")] for x, y in zip(part[kept], of_part[kept], strict=True)]
+        [[int(x), float(f"{y:.7g}")] for x, y in zip(part[indices], of_part[indices], strict=True)]
         for part, of_part in pairs
-        for kept in [thin(of_part)]
+        for indices in [thin(of_part)]
     ]
 
 
@@ -75,5 +75,5 @@ def thin(values: np.ndarray) -> np.ndarray:
     if len(values) <= 2 * MOST:
         return np.arange(len(values))
     parts = np.array_split(np.arange(len(values)), MOST)
-    kept = {part[pick(values[part])] for part in parts for pick in (np.argmin, np.argmax)}
-    return np.array(sorted(kept | {0, len(values) - 1}))
+    indices = {part[pick(values[part])] for part in parts for pick in (np.argmin, np.argmax)}
+    return np.array(sorted(indices | {0, len(values) - 1}))

@@ -20,8 +20,8 @@ GAPS = {"rollout/logprob_gap_mean": "on average", "rollout/sequence_logprob_gap_
 
 def warnings(run: RunRecords) -> list[str]:
     """Return the warnings, one line each: damaged files first, then the others by step."""
-    found = sorted([*run.events_of("warning"), *_draft_alarms(run), *_bad_steps(run)])
-    lines = [text if f"step {step}" in text else f"step {step}: {text.strip()}" for step, text in found]
+    by_step = sorted([*run.events_of("warning"), *_draft_alarms(run), *_bad_steps(run)])
+    lines = [text if f"step {step}" in text else f"step {step}: {text.strip()}" for step, text in by_step]
     lines = [*run.damaged, *lines]
     return [*lines[:MOST], f"and {len(lines) - MOST} more"] if len(lines) > MOST else lines
 
@@ -67,5 +67,5 @@ def _value_at(run: RunRecords, metric: str, step: int) -> float | None:
 
 def _steps(steps: np.ndarray) -> str:
     """Return "step 3" or "steps 3, 4"; of more than five steps, the first five "and 2 more"."""
-    listed = ", ".join(map(str, steps[:5]))
-    return f"step{'s' if len(steps) > 1 else ''} {listed}{f' and {len(steps) - 5} more' if len(steps) > 5 else ''}"
+    numbers = ", ".join(map(str, steps[:5]))
+    return f"step{'s' if len(steps) > 1 else ''} {numbers}{f' and {len(steps) - 5} more' if len(steps) > 5 else ''}"

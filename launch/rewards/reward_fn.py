@@ -91,14 +91,14 @@ def host_scorer(pool: RewardPool, tokenizer: Tokenizer, problems: Sequence[Probl
     weights = np.array(config.weights or [1.0] * len(config.names), np.float32)
 
     def score(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
-        kept = np.flatnonzero(ids >= 0)
-        completions = [tokenizer.decode(tokens[row, : lengths[row]].tolist()) for row in kept]
-        by_text = pool.score(completions, [problems[ids[row]].answer for row in kept])
+        rows = np.flatnonzero(ids >= 0)
+        completions = [tokenizer.decode(tokens[row, : lengths[row]].tolist()) for row in rows]
+        by_text = pool.score(completions, [problems[ids[row]].answer for row in rows])
         columns = dict(zip(pool.scorers, by_text.T, strict=True))
         if "length" in config.names:
-            columns["length"] = length_penalty(lengths[kept], config.length)
+            columns["length"] = length_penalty(lengths[rows], config.length)
         values = np.full((len(ids), len(config.names)), np.nan, np.float32)
-        values[kept] = np.stack([columns[name] for name in config.names], axis=1)
+        values[rows] = np.stack([columns[name] for name in config.names], axis=1)
         total, correct = values @ weights, (values[:, 0] > 0.5).astype(np.float32)
         return (total, correct, values) if config.parts else (total, correct)
 
@@ -128,8 +128,8 @@ def traced_exact(problems: Sequence[Problem], tokenizer: Tokenizer) -> RewardFn:
         ids = jnp.repeat(prompts.id, len(rollout.lengths) // len(prompts.id))
         expected = jnp.asarray(table)[jnp.maximum(ids, 0)]
         column = rollout.lengths[:, None] - width + jnp.arange(width)[None]
-        found = jnp.take_along_axis(rollout.tokens, jnp.maximum(column, 0), axis=1)
-        match = (expected < 0) | ((column >= 0) & (found == expected))
+        actual = jnp.take_along_axis(rollout.tokens, jnp.maximum(column, 0), axis=1)
+        match = (expected < 0) | ((column >= 0) & (actual == expected))
         correct = match.all(axis=1).astype(jnp.float32)
         return Reward(value=jnp.where(ids >= 0, correct, jnp.nan), correct=correct)
 

@@ -27,8 +27,8 @@ def exact() -> Scorer:
     """Compare the text after the last '#' with the answer."""
 
     def final_answer(completion: str) -> str | None:
-        _, marker, given = completion.rpartition("#")
-        return given.strip() if marker else None
+        _, marker, answer = completion.rpartition("#")
+        return answer.strip() if marker else None
 
     return Scorer(lambda completion, answer: float(final_answer(completion) == answer), final_answer, "#{}".format)
 
@@ -50,7 +50,7 @@ def math() -> Scorer:
     def parsed(text: str) -> list[Any]:
         return parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
-    def given(completion: str) -> list[Any]:
+    def answers_in(completion: str) -> list[Any]:
         box = last_box(completion)  # of several boxes, math-verify would take the first, or all together
         return parsed(completion if box is None else box)
 
@@ -58,10 +58,10 @@ def math() -> Scorer:
         expected = parsed(boxed(answer))
         if not expected:
             raise ValueError(f"cannot read the answer {answer!r}")
-        return float(verify(expected, given(completion), timeout_seconds=None))
+        return float(verify(expected, answers_in(completion), timeout_seconds=None))
 
     def final_answer(completion: str) -> str | None:
-        answers = given(completion)
+        answers = answers_in(completion)
         return str(answers[0]) if answers else None
 
     return Scorer(score, final_answer, boxed)

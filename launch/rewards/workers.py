@@ -70,8 +70,8 @@ class RewardPool:
             self._threads.map(Worker.start, self._workers, chunksize=1)
         except (ConfigError, OSError) as error:
             self.close()
-            named = isinstance(error, ConfigError)
-            raise ConfigError(str(error) if named else f"{self._label}: does not start: {error}") from None
+            names_option = isinstance(error, ConfigError)
+            raise ConfigError(str(error) if names_option else f"{self._label}: does not start: {error}") from None
 
     def score(self, completions: Sequence[str], answers: Sequence[str]) -> np.ndarray:
         """Return the values, float32 [completions, scorers]. Thread-safe.

@@ -1,6 +1,6 @@
 """Conversion of EAGLE-3 heads between public dialects and our layout, in both directions.
 
-The public dialects are those of SafeAILab, SpecForge and speculators. The complete public `config.json` is kept in
+The public dialects come from SafeAILab, SpecForge and speculators. The complete public `config.json` is kept in
 `huggingface.json`. The vocabulary maps and the copy of the embedding, if the head has them, are kept in
 `huggingface.safetensors`. So it can be written back unchanged.
 

@@ -59,7 +59,7 @@ def _build_custom(context: DraftContext) -> Draft:
 def read_stated_policy(draft: Draft, config: RunConfig) -> MadeFor | None:
     """Return the content of `made_for.json` in the draft's directory; None if there is no such file.
 
-    Raises ValueError if the file is malformed, or if its hidden size is not that of this run's policy.
+    Raises ValueError if the file is malformed, or if its hidden size differs from the policy's.
     """
     path = {"draft.path": config.draft.path, "model.path": config.model.path}.get(str(draft.read_from))
     made_for = None if path is None else read_made_for(checkpoint_directory(str(draft.read_from), path))

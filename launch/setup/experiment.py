@@ -113,8 +113,8 @@ class Experiment:
     def trace_rollout(self, config: RolloutConfig, prompts: int, mesh: Mesh, training: bool = False) -> Rollout:
         """Return the shapes and dtypes of a rollout of `prompts` prompts. Traces it, compiles and runs nothing.
 
-        mesh: devices that generate it: those of training steps are `rollout_mesh`, all others `mesh`.
-        training: it is that of a training step, which alone carries sequences over.
+        mesh: devices that generate it: `rollout_mesh` in training steps, otherwise `mesh`.
+        training: it is the rollout of a training step; no other carries sequences over.
 
         Raises ConfigError if the rollout function raises, or if its tokens or lengths have wrong shapes.
         """
@@ -125,13 +125,13 @@ class Experiment:
         step = jax.ShapeDtypeStruct((), jnp.int32)
         draft_length_indices = jax.ShapeDtypeStruct((phases,), jnp.int32) if config.draft_lengths else None
 
-        def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
+        def run(params: Params, prompts: Prompts, seed_step: SeedStep, choice: Choice) -> Rollout:
             carried = nothing_carried(config, (len(prompts.lengths), width)) if training else None
             rollout_fn = self.rollout_fn if carried is None else carry_over_fn(self.rollout_fn)
             generate = per_shard(rollout_fn, policy, drafter, config, mesh)
             if carried is not None:
                 generate = carry_over(generate, carried, seed_step[1])
-            return generate(prepare(policy, drafter, params), prompts, seed_step, chosen)
+            return generate(prepare(policy, drafter, params), prompts, seed_step, choice)
 
         try:
             with jax.set_mesh(mesh):
@@ -140,13 +140,13 @@ class Experiment:
         except (TypeError, ValueError) as error:
             name, reason = self.config.rollout.function, str(error)
             if mesh != self.mesh:
-                # Messages name the axes of a mesh as those of `mesh`.
+                # Messages name the axes of every mesh as options of `mesh`.
                 reason = re.sub(r"(?<![\w.])mesh\.", "asynchronous.rollout_mesh.", reason)
             raise ConfigError(reason if name is None else f"rollout.function = {name}: {reason}") from error
-        found, expected = (rollout.tokens.shape, rollout.lengths.shape), ((rows, config.max_new_tokens), (rows,))
-        if found != expected:
+        actual, expected = (rollout.tokens.shape, rollout.lengths.shape), ((rows, config.max_new_tokens), (rows,))
+        if actual != expected:
             name = self.config.rollout.function
-            raise ConfigError(f"rollout.function = {name}: tokens and lengths have shapes {found}, must be {expected}")
+            raise ConfigError(f"rollout.function = {name}: tokens and lengths have shapes {actual}, must be {expected}")
         return rollout
 
 

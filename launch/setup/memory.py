@@ -70,7 +70,7 @@ def _ahead(experiment: Experiment, rows: Mapping[str, int]) -> list[MemoryPart]:
 
 
 def _sharded(name: str, size: int, mesh: Mesh) -> MemoryPart:
-    """Return a part whose size is that of the networks, sharded by fsdp."""
+    """Return a part as large as the networks, sharded by fsdp."""
     return MemoryPart(name, size, "mesh.fsdp", mesh.shape["fsdp"], "must be more, or the networks smaller")
 
 

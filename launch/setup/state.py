@@ -20,7 +20,7 @@ def fresh_state(experiment: Experiment, params: Params, seconds: np.ndarray | No
 
     seconds: measured seconds per round, float32 [phases, draft lengths]; None if the draft length is fixed.
     """
-    return init_train_state(params, experiment.config, experiment.mesh, seconds=seconds, **_kept(experiment))
+    return init_train_state(params, experiment.config, experiment.mesh, seconds=seconds, **_state_arguments(experiment))
 
 
 def abstract_state(experiment: Experiment) -> TrainState:
@@ -28,7 +28,7 @@ def abstract_state(experiment: Experiment) -> TrainState:
     config, params = experiment.config, experiment.networks.params
     lengths = config.rollout.draft_lengths
     seconds = jax.ShapeDtypeStruct((len(experiment.phases), len(lengths)), jnp.float32) if lengths else None
-    state = abstract_train_state(params, config, experiment.mesh, seconds=seconds, **_kept(experiment))
+    state = abstract_train_state(params, config, experiment.mesh, seconds=seconds, **_state_arguments(experiment))
     if not config.asynchronous.lag:
         return state
     return replace(state, ahead=(_abstract_ahead(experiment, state),) * config.asynchronous.lag)
@@ -38,13 +38,13 @@ def _abstract_ahead(experiment: Experiment, state: TrainState) -> Ahead:
     config, mesh = experiment.config, experiment.rollout_mesh
     waiting, everywhere = waiting_sharding(mesh), NamedSharding(mesh, P())
     rollout = experiment.trace_rollout(config.rollout, config.data.prompts, mesh, training=True)
-    made = rollout, experiment.abstract_prompts(config.data.prompts)
-    rollout, prompts = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=waiting), made)
+    shapes = rollout, experiment.abstract_prompts(config.data.prompts)
+    rollout, prompts = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=waiting), shapes)
     version = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
     return Ahead(prompts, rollout, Params(version, version), state.drafting)
 
 
-def _kept(experiment: Experiment) -> dict[str, Any]:
+def _state_arguments(experiment: Experiment) -> dict[str, Any]:
     """Return what a state keeps beside networks and moments."""
     config = experiment.config
     return {

@@ -80,19 +80,19 @@ def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft:
 def read_draft_config(directory: Path) -> tuple[Eagle3Config, tuple[int, ...]]:
     """Return the draft's config and feature layers. Raises a one-line ValueError for a missing or unknown field."""
     path = directory / "config.json"
-    found = read_json(path)
+    values = read_json(path)
     with errors_name(path):
-        if found.get("kind") != "eagle3":
-            raise ValueError(f"kind = {show(found.get('kind'))}: must be eagle3")
-        if found.keys() != _FIELDS:
+        if values.get("kind") != "eagle3":
+            raise ValueError(f"kind = {show(values.get('kind'))}: must be eagle3")
+        if values.keys() != _FIELDS:
             raise ValueError("must have the fields kind, head and feature_layers, and no others")
-        return head_from_json(nested(found, "head")), layer_ids(found, "feature_layers")
+        return head_from_json(nested(values, "head")), layer_ids(values, "feature_layers")
 
 
-def head_from_json(found: Mapping[str, Any]) -> Eagle3Config:
+def head_from_json(head: Mapping[str, Any]) -> Eagle3Config:
     """Return the config of a head that was saved as JSON. Raises ValueError naming a missing or unknown field."""
     expected = {field.name for field in fields(Eagle3Config)}
-    values = {"sliding_window": None, **found}  # missing in older checkpoints
+    values = {"sliding_window": None, **head}  # missing in older checkpoints
     if odd := sorted(values.keys() ^ expected):
         raise ValueError(f"{odd[0]} is {'missing' if odd[0] in expected else 'not a field of a draft'}")
     return Eagle3Config(**{**values, "rope_scaling": scaling_from_json(values["rope_scaling"])})
@@ -113,10 +113,10 @@ def load_named_draft(directory: Path, kind: str, like: PyTree) -> PyTree:
     Raises ValueError if the draft is of another kind, or its parameters have other shapes.
     """
     path = directory / "config.json"
-    found = read_json(path)
+    values = read_json(path)
     with errors_name(path):
-        if found.get("kind") != kind:
-            raise ValueError(f"kind = {show(found.get('kind'))}: must be {kind}")
+        if values.get("kind") != kind:
+            raise ValueError(f"kind = {show(values.get('kind'))}: must be {kind}")
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like)
     params = restore_params(directory, abstract)
     return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)

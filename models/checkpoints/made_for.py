@@ -42,21 +42,21 @@ def read_made_for(directory: Path) -> MadeFor | None:
     path = directory / _FILE
     if not path.exists():
         return None
-    found = read_json(path)
+    values = read_json(path)
     with errors_name(path):
         names = [field.name for field in fields(MadeFor)]
-        if found.keys() != set(names):
+        if values.keys() != set(names):
             raise ValueError(f"must have the fields {', '.join(names)}, and no others")
-        policy, predicted = found["policy"], found["predicted_acceptance"]
+        policy, predicted = values["policy"], values["predicted_acceptance"]
         if not isinstance(policy, str | None):
             raise ValueError(f"policy = {show(policy)}: must be text or null")
         for name in ("hidden_size", "num_layers"):
-            integer(found, name)
-        if not _within(found["temperature"], sys.float_info.max):
-            raise ValueError(f"temperature = {show(found['temperature'])}: must be a finite number of at least 0")
+            integer(values, name)
+        if not _within(values["temperature"], sys.float_info.max):
+            raise ValueError(f"temperature = {show(values['temperature'])}: must be a finite number of at least 0")
         if predicted is not None and not _within(predicted, 1.0):
             raise ValueError(f"predicted_acceptance = {show(predicted)}: must be null or a number within 0 .. 1")
-    return MadeFor(**found)
+    return MadeFor(**values)
 
 
 def _within(value: Any, maximum: float) -> bool:

@@ -71,8 +71,8 @@ class Eagle3Config(LayerConfig):
     def check(self, policy: DecoderConfig) -> None:
         """Raise ValueError, naming the field, if the head does not fit the policy."""
         features = policy.hidden_size * (len(policy.feature_layers) if self.use_aux_hidden_state else 1)
-        wanted = {"hidden_size": policy.hidden_size, "feature_size": features, "vocab_size": policy.vocab_size}
-        for name, size in wanted.items():
+        sizes = {"hidden_size": policy.hidden_size, "feature_size": features, "vocab_size": policy.vocab_size}
+        for name, size in sizes.items():
             if getattr(self, name) != size:
                 raise ValueError(f"draft.{name} = {getattr(self, name)}: must be {size}, the policy's")
 
@@ -133,20 +133,20 @@ class Eagle3(nn.Module):
         """
         c = self.config
         # Every layer but the last returns all tokens: the next layer needs their keys.
-        chosen = [None] * (c.num_layers - 1) + [returned_at]
+        indices = [None] * (c.num_layers - 1) + [returned_at]
         normed = self.hidden_norm(hidden)
         x = jnp.concatenate([self.input_norm(embeddings), normed], axis=-1)
         turn = rotation_of(c, view.positions)
-        y, layer = self.attention(x, cache[0], view, turn, chosen[0])
+        y, layer = self.attention(x, cache[0], view, turn, indices[0])
         residual = normed if c.norm_before_residual else hidden
-        hidden = (residual if chosen[0] is None else tokens_at(residual, chosen[0])) + y
+        hidden = (residual if indices[0] is None else tokens_at(residual, indices[0])) + y
         hidden = hidden + self.mlp(self.mlp_norm(hidden))
-        written = [layer]
-        for block, block_cache, index in zip(self.layer, cache[1:], chosen[1:], strict=True):
+        layers = [layer]
+        for block, block_cache, index in zip(self.layer, cache[1:], indices[1:], strict=True):
             hidden, layer, _ = block(hidden, block_cache, view, turn, index)
-            written.append(layer)
+            layers.append(layer)
         normed = self.norm(hidden)
-        return normed, normed if c.norm_output else hidden, cast(Cache, tuple(written))
+        return normed, normed if c.norm_output else hidden, cast(Cache, tuple(layers))
 
     def unembed(self, normed: Float[Array, "B T D"]) -> Float[Array, "B T Vd"]:
         """Return the logits over the draft vocabulary."""

@@ -106,9 +106,9 @@ class MTP(nn.Module):
             pair.reverse()
         x = self.fc(jnp.concatenate(pair, axis=-1))
         turn = rotation_of(self.config, view.positions)
-        x, written, _ = self.block(constrain(x, "batch", None, None), cache[0], view, turn, returned_at)
+        x, layer, _ = self.block(constrain(x, "batch", None, None), cache[0], view, turn, returned_at)
         normed = self.norm(x)
-        return normed, normed if convention.feeds_back == "normed" else x, (cast(LayerCache, written),)
+        return normed, normed if convention.feeds_back == "normed" else x, (cast(LayerCache, layer),)
 
     def unembed(self, normed: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Return the logits of the head's own vocabulary head. Needs a convention with `own_head`."""

@@ -44,7 +44,7 @@ _ALLOWED: dict[str, tuple[Any, ...]] = {
     "rope_interleaved": (False,),
     "use_mrope": (False,),
 }
-_READ = frozenset({
+_READ_FIELDS = frozenset({
     "architectures", "attention_bias", "dtype", "layer_types", "model_type", "rms_norm_eps", "tie_word_embeddings",
     "torch_dtype", "use_sliding_window", *_SIZES.values(), *ROPE_FIELDS,
 })  # fmt: skip
@@ -88,7 +88,7 @@ def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | 
 
     Args:
         fields: of model_type qwen3, qwen3_moe, qwen2, llama, mimo or mistral, written by transformers 4 or 5.
-        feature_layers: layers that the drafter reads, by default those of `eagle3_feature_layers`.
+        feature_layers: layers that the drafter reads, by default `eagle3_feature_layers`.
 
     Raises a one-line ValueError with the field, its value and what is allowed: for a missing field, a value that is not
     implemented, or an unknown field.
@@ -102,7 +102,7 @@ def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | 
         if name in fields:
             check(name, fields[name], allowed)
     of_family = EXPERT_FIELDS if family.experts else frozenset()
-    refuse_unknown(fields, _READ | _CARRIED | _ELSEWHERE | of_family | set(_ALLOWED))
+    refuse_unknown(fields, _READ_FIELDS | _CARRIED | _ELSEWHERE | of_family | set(_ALLOWED))
     heads = integer(fields, "num_attention_heads")
     defaults = {"num_kv_heads": heads, "head_dim": integer(fields, "hidden_size") // heads}
     most = {"num_layers": MOST_LAYERS}
@@ -137,8 +137,8 @@ def config_to_hf(config: DecoderConfig, preferred: str | None = None) -> dict[st
 
     Raises ValueError if no family has this combination of q/k norm, qkv bias, experts and sliding windows.
     """
-    wanted = config.qk_norm, config.qkv_bias, config.experts is not None
-    alike = {name: own for name, own in FAMILIES.items() if (own.qk_norm, own.qkv_bias, own.experts) == wanted}
+    block = config.qk_norm, config.qkv_bias, config.experts is not None
+    alike = {name: kind for name, kind in FAMILIES.items() if (kind.qk_norm, kind.qkv_bias, kind.experts) == block}
     if not alike:
         which = "this with experts" if config.experts else "both"
         raise ValueError(f"qk_norm = {config.qk_norm}, qkv_bias = {config.qkv_bias}: no supported family has {which}")

@@ -1,6 +1,6 @@
 """The `config.json` of EAGLE-3 heads in two public dialects.
 
-`specforge` is the dialect of SafeAILab's EAGLE and of SpecForge, `speculators` that of vLLM's library of this name.
+`specforge` is used by SafeAILab's EAGLE and by SpecForge, `speculators` by vLLM's library of this name.
 They number the policy's layers differently. We read the residual stream on entry to layer i. speculators calls it i
 too; SpecForge calls it i - 1, the layer whose output it is.
 """
@@ -19,7 +19,7 @@ Dialect = Literal["specforge", "speculators"]
 _FLAGS = ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output")
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
 _VOCABULARY = ("draft_vocab_size", "target_hidden_size")
-_READ = frozenset({
+_READ_FIELDS = frozenset({
     "architectures", "speculators_config", "speculators_model_type", "transformer_layer_config", _LAYERS, *_FLAGS,
     *_VOCABULARY,
 })  # fmt: skip
@@ -48,7 +48,7 @@ def config_from_public(fields: Mapping[str, Any]) -> tuple[Eagle3Config, tuple[i
     """
     if dialect_of(fields) == "speculators":
         check("speculators_model_type", fields["speculators_model_type"], ("eagle3",))
-        refuse_unknown(fields, _READ | _CARRIED)
+        refuse_unknown(fields, _READ_FIELDS | _CARRIED)
         layer = nested(fields, "transformer_layer_config", required=True)
         return _head(fields, layer, layer_ids(fields, _LAYERS), True)
     eagle = nested(fields, "eagle_config")

@@ -95,8 +95,8 @@ def save_eagle3(
         for name, stored in eagle3_tensors(config, dialect).items()
     }
     tensors |= carried or {}
-    kept = _target_ids(carried, config) if carried is not None and TO_TARGET in carried else None
-    if draft.target_ids is not None and (kept is None or not np.array_equal(kept, draft.target_ids)):
+    carried_ids = _target_ids(carried, config) if carried is not None and TO_TARGET in carried else None
+    if draft.target_ids is not None and (carried_ids is None or not np.array_equal(carried_ids, draft.target_ids)):
         ids = draft.target_ids.astype(np.int64)
         tensors[TO_TARGET] = ids - np.arange(len(ids))
         tensors[TO_DRAFT] = np.isin(np.arange(config.vocab_size), ids)
@@ -175,8 +175,8 @@ def _target_ids(tensors: Mapping[str, np.ndarray], config: Eagle3Config) -> np.n
             )
         return None
     if offsets.shape != (config.draft_vocab_size,) or not np.issubdtype(offsets.dtype, np.integer):
-        wanted = f"int64 ({config.draft_vocab_size},)"
-        raise ValueError(f"{TO_TARGET}: is {offsets.dtype} {offsets.shape}; must be {wanted}")
+        expected = f"int64 ({config.draft_vocab_size},)"
+        raise ValueError(f"{TO_TARGET}: is {offsets.dtype} {offsets.shape}; must be {expected}")
     ids = np.arange(len(offsets)) + offsets
     with errors_name(Path(TO_TARGET)):
         check_target_ids(ids, config)

@@ -17,7 +17,7 @@ EXPERT_FIELDS = frozenset({
 def experts_from_hf(fields: Mapping[str, Any], num_layers: int) -> ExpertsConfig:
     """Return the mixture that the fields describe. Raises ValueError naming an invalid field.
 
-    Every `decoder_sparse_step`-th layer has experts, counted from 1, but for those of `mlp_only_layers`, from 0.
+    Every `decoder_sparse_step`-th layer has experts, counted from 1, except `mlp_only_layers`, counted from 0.
     """
     name, count = either(fields, *_COUNTS)
     step, dense = integer(fields, "decoder_sparse_step", 1), layer_ids(fields, "mlp_only_layers")

@@ -1,4 +1,4 @@
-"""Tensors of a Hugging Face decoder checkpoint, and how their axes map to those of our parameters.
+"""Tensors of a Hugging Face decoder checkpoint, and how their axes map to the axes of our parameters.
 
 torch stores a linear layer as [out, in] with heads flattened. Ours are [in, .., out] with heads as an axis.
 """
@@ -17,8 +17,8 @@ from models.config import DecoderConfig, ExpertsConfig, LayerConfig
 class Stored:
     """Stored tensor: the path of our parameter and, for each stored axis, the axes of ours that it flattens.
 
-    place: place of the tensor along the first axis of a parameter that stacks several. Shapes, indices and `axes` are
-    then those of one of them.
+    place: place of the tensor along the first axis of a parameter that stacks several. Shapes, indices and `axes` then
+    belong to one of them.
     """
 
     path: tuple[str, ...]

@@ -42,7 +42,7 @@ def load_policy(directory: Path, config: DecoderConfig, mesh: Mesh, param_dtype:
             float32.
 
     Raises a one-line ValueError naming the tensor or file: for a missing, unexpected or mis-shaped tensor, a dtype
-    other than those of DTYPES, a value that is not finite, an `lm_head.weight` that differs from its tied
+    outside DTYPES, a value that is not finite, an `lm_head.weight` that differs from its tied
     embedding, or a broken file. Raises ImportError without safetensors.
     """
     views = open_tensors(directory)
@@ -79,41 +79,41 @@ def read_tensors(
     for name, stored in tensors.items():
         parts.setdefault(stored.path, []).append((name, stored))
     parameters, by_name = {}, {}
-    for path, named in parts.items():
-        named.sort(key=lambda item: item[1].place or 0)
-        found = {views[name].get_dtype(): name for name, _ in named}
-        for unknown in found.keys() - dtypes.keys():
-            raise ValueError(f"{found[unknown]}: dtype {unknown}; must be {' or '.join(dtypes)}")
-        if len(found) > 1:
-            (one, first), (other, second) = list(found.items())[:2]
+    for path, members in parts.items():
+        members.sort(key=lambda item: item[1].place or 0)
+        names_by_dtype = {views[name].get_dtype(): name for name, _ in members}
+        for unknown in names_by_dtype.keys() - dtypes.keys():
+            raise ValueError(f"{names_by_dtype[unknown]}: dtype {unknown}; must be {' or '.join(dtypes)}")
+        if len(names_by_dtype) > 1:
+            (one, first), (other, second) = list(names_by_dtype.items())[:2]
             raise ValueError(f"{second}: dtype {other}; must be {one}, like {first}")
-        dtype = jnp.dtype(param_dtype) if param_dtype else dtypes[next(iter(found))]
-        name = named[0][0] if len(named) == 1 else ".".join(path)
-        parameters[path] = by_name[name] = _read(views, named, flat[path], dtype)
+        dtype = jnp.dtype(param_dtype) if param_dtype else dtypes[next(iter(names_by_dtype))]
+        name = members[0][0] if len(members) == 1 else ".".join(path)
+        parameters[path] = by_name[name] = _read_parameter(views, members, flat[path], dtype)
     check_finite(by_name, directory)
     return flax.traverse_util.unflatten_dict(parameters)
 
 
-def _read(
-    views: Mapping[str, Any], named: Sequence[tuple[str, Stored]], target: jax.ShapeDtypeStruct, dtype: np.dtype
+def _read_parameter(
+    views: Mapping[str, Any], members: Sequence[tuple[str, Stored]], target: jax.ShapeDtypeStruct, dtype: np.dtype
 ) -> jax.Array:
     """Read a parameter from its tensor, or from those that it stacks, in their order."""
     shape = target.shape
-    for name, stored in named:
-        found, expected = tuple(views[name].get_shape()), stored.shape(stored.of(shape))
-        if found != expected:
-            raise ValueError(f"{name}: has shape {found} in the file; must be {expected} according to config.json")
+    for name, stored in members:
+        actual, expected = tuple(views[name].get_shape()), stored.shape(stored.of(shape))
+        if actual != expected:
+            raise ValueError(f"{name}: has shape {actual} in the file; must be {expected} according to config.json")
 
     def tensor(name: str, stored: Stored, index: tuple[slice, ...]) -> np.ndarray:
-        index, whole = stored.of(index), stored.of(shape)
-        local = [len(range(*cut.indices(size))) for cut, size in zip(index, whole, strict=True)]
-        return stored.unpack(views[name][stored.index(index, whole)], local).astype(dtype, copy=False)
+        index, full_shape = stored.of(index), stored.of(shape)
+        local = [len(range(*cut.indices(size))) for cut, size in zip(index, full_shape, strict=True)]
+        return stored.unpack(views[name][stored.index(index, full_shape)], local).astype(dtype, copy=False)
 
     def shard(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None  # None only occurs in jax's annotation
-        if named[0][1].place is None:
-            return tensor(*named[0], index)
-        return np.stack([tensor(*each, index) for each in named[index[0]]])
+        if members[0][1].place is None:
+            return tensor(*members[0], index)
+        return np.stack([tensor(*member, index) for member in members[index[0]]])
 
     # Wait: otherwise the host holds several tensors if transfers to the device are slower than reading.
     return jax.make_array_from_callback(shape, target.sharding, shard, dtype=dtype).block_until_ready()
@@ -159,16 +159,16 @@ def follows_from_config(name: str) -> bool:
     return name.endswith(".rotary_emb.inv_freq")
 
 
-def check_names(directory: Path, found: Collection[str], expected: Collection[str]) -> None:
+def check_names(directory: Path, actual: Collection[str], expected: Collection[str]) -> None:
     """Raise ValueError naming the first tensor that is missing or unexpected."""
 
     def refuse(names: Iterable[str], what: str) -> None:
         if names := sorted(names):
-            others = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
-            raise ValueError(f"{names[0]}: {what} {directory}{others}")
+            more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+            raise ValueError(f"{names[0]}: {what} {directory}{more}")
 
-    refuse(set(expected) - set(found), "missing from")
-    refuse(set(found) - set(expected), "unexpected in")
+    refuse(set(expected) - set(actual), "missing from")
+    refuse(set(actual) - set(expected), "unexpected in")
 
 
 def row_slices(count: int) -> Iterator[slice]:

@@ -32,11 +32,11 @@ def load_mtp(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: Dt
     the embedding that differs from it. Raises ImportError without safetensors.
     """
     views = open_tensors(directory)
-    found = mtp_names(views, policy.num_layers)
-    _check_counts(directory / "config.json", bool(found))
-    if not found:
+    names_by_convention = mtp_names(views, policy.num_layers)
+    _check_counts(directory / "config.json", bool(names_by_convention))
+    if not names_by_convention:
         return None
-    (convention, names), *others = found.items()
+    (convention, names), *others = names_by_convention.items()
     if others:
         raise ValueError(f"{others[0][1][0]}: has another convention than {names[0]} in {directory}")
     config = mtp_config(policy, convention)
@@ -49,11 +49,11 @@ def load_mtp(directory: Path, policy: DecoderConfig, mesh: Mesh, param_dtype: Dt
     return config, read_tensors(directory, head_views, tensors, targets, param_dtype)
 
 
-def _check_counts(path: Path, found: bool) -> None:
+def _check_counts(path: Path, has_head: bool) -> None:
     fields = read_json(path)
     for name in COUNTS:
         count = fields.get(name)
-        if found and count not in (None, 1):
+        if has_head and count not in (None, 1):
             raise ValueError(f"{path}: {name} = {show(count)}: must be 1; the weights hold an MTP head of one layer")
-        if count and not found:
+        if count and not has_head:
             raise ValueError(f"{path}: {name} = {show(count)}: must be 0; the weights hold no MTP head")

@@ -17,7 +17,7 @@ class Names:
 
     Attributes:
         prefix: Prefix of all names. {layer} stands for the number of policy layers, the index of the head's layer.
-        parts: Names after the prefix, without `.weight`, of all tensors but those of the decoder block.
+        parts: Names after the prefix, without `.weight`, of all tensors outside the decoder block.
         block: Further prefix of the decoder block's names.
         copy: Name of a copy of the policy's embedding, which must be there and equal it but becomes no parameter.
         count: Field of config.json with the number of such layers, one of COUNTS.
@@ -89,13 +89,13 @@ def mtp_names(names: Iterable[str], policy_layers: int) -> dict[ConventionName, 
     `num_hidden_layers` cuts off.
     """
     names = set(names)
-    found: dict[ConventionName, list[str]] = {convention: [] for convention in NAMES}
+    names_by_convention: dict[ConventionName, list[str]] = {convention: [] for convention in NAMES}
     for name in sorted(names):
         layer = re.match(r"model\.layers\.(\d+)\.", name)
         if name.startswith(_QWEN):
-            found["qwen3_next"].append(name)
+            names_by_convention["qwen3_next"].append(name)
         elif name.startswith(_MIMO):
-            found["mimo"].append(name)
+            names_by_convention["mimo"].append(name)
         elif layer and int(layer[1]) >= policy_layers and f"{layer[0]}eh_proj.weight" in names:
-            found["deepseek_v3"].append(name)
-    return {convention: members for convention, members in found.items() if members}
+            names_by_convention["deepseek_v3"].append(name)
+    return {convention: members for convention, members in names_by_convention.items() if members}

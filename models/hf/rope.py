@@ -51,12 +51,12 @@ def _scaling(kind: type[RopeScaling], outer: str, rope: Mapping[str, Any], lengt
 
     length: maximal length of the model, the default of YaRN's original length.
     """
-    given = {_LENGTH: length} if kind is YarnScaling else {}
-    given |= {name: value for name, value in rope.items() if value is not None}
+    settings = {_LENGTH: length} if kind is YarnScaling else {}
+    settings |= {name: value for name, value in rope.items() if value is not None}
     values, types = {}, get_type_hints(kind)
     for field in fields(kind):
-        if field.name in given or field.default is MISSING:
-            name, read = f"{outer}.{field.name}", _READERS[types[field.name]]
-            values[field.name] = read({name: given.get(field.name)}, name)
+        if field.name in settings or field.default is MISSING:
+            name, reader = f"{outer}.{field.name}", _READERS[types[field.name]]
+            values[field.name] = reader({name: settings.get(field.name)}, name)
     with errors_name(outer):
         return kind(**values)

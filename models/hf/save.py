@@ -67,8 +67,8 @@ def save_policy(
     with new_directory(directory) as temporary:
         write_json(temporary / "config.json", {**(carried or {}), **fields})
         for file, names in files.filename_to_tensors.items():
-            held = {name: tensors[name] for name in names}
-            arrays = {name: stored.pack(processes.fetch(stored.of(x))) for name, (stored, x) in held.items()}
+            file_tensors = {name: tensors[name] for name in names}
+            arrays = {name: stored.pack(processes.fetch(stored.of(x))) for name, (stored, x) in file_tensors.items()}
             if processes.primary():
                 save_file(arrays, temporary / file, metadata={"format": "pt"})
         if files.is_sharded:
@@ -91,6 +91,6 @@ def _head_tensors(mtp: tuple[MTPConfig, PyTree], embedding: Tensor, policy_layer
 def _check_fit(what: str, flat: Mapping[tuple[str, ...], jax.Array], init: Init) -> None:
     abstract = by_path(abstract_params(init))
     for path in sorted(flat.keys() | abstract.keys()):
-        found, expected = (x[path].shape if path in x else None for x in (flat, abstract))
-        if found != expected:
-            raise ValueError(f"{what}: {'.'.join(path)} has shape {found}; must be {expected} according to the config")
+        actual, expected = (x[path].shape if path in x else None for x in (flat, abstract))
+        if actual != expected:
+            raise ValueError(f"{what}: {'.'.join(path)} has shape {actual}; must be {expected} according to the config")

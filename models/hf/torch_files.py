@@ -52,5 +52,5 @@ def torch_views(path: Path, dtypes: Mapping[str, np.dtype]) -> dict[str, TorchVi
     with one_line_errors(f"{path}: not a file of tensors, or cut short"):
         # Map zip files, the only kind that torch can map: then opening the file again does not read it again.
         tensors = torch.load(str(path), map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        kept = {name: tensor for name, tensor in tensors.items() if not follows_from_config(name)}
-        return {name: TorchView(array(tensor), dtypes) for name, tensor in kept.items()}
+        weights = {name: tensor for name, tensor in tensors.items() if not follows_from_config(name)}
+        return {name: TorchView(array(tensor), dtypes) for name, tensor in weights.items()}

@@ -1,6 +1,6 @@
 """Cost: seconds of a speculative round from sheets or from measurements, and the draft length that follows.
 
-`CostModel` is the formula. `cost_model` takes its constants from the sheet of a network and that of a device, `fit`
+`CostModel` is the formula. `cost_model` takes its constants from the sheets of a network and of a device, `fit`
 from measured rounds. docs/cost_model.md has the equations.
 """
 

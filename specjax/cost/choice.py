@@ -92,8 +92,8 @@ def update_drafting(
         )
     if predicted is not None:
         # NaN if there was no token to predict. Never the metric itself, which must survive the donation of the state.
-        kept = jnp.where(jnp.isfinite(predicted), predicted, acceptance.predicted)
-        acceptance = replace(acceptance, predicted=kept)
+        newest = jnp.where(jnp.isfinite(predicted), predicted, acceptance.predicted)
+        acceptance = replace(acceptance, predicted=newest)
     if rollout.loop_rounds is not None and rollout.plain_rounds is not None and rollout.draft_length is not None:
         if rollout.plain_rounds.shape[1] != len(before.seconds):
             raise ValueError(
@@ -113,14 +113,14 @@ def rates(acceptance: Acceptance) -> Float[Array, "K"]:
     Measured where there is data. Elsewhere geometric: the conditional rate of the position before, and at the first
     position the predicted acceptance.
     """
-    found, reached, onwards = [], jnp.float32(1), acceptance.predicted
+    by_position, reached, onwards = [], jnp.float32(1), acceptance.predicted
     for drafted, accepted in zip(acceptance.drafted, acceptance.accepted, strict=True):
         rate = (accepted + PRIOR_DRAFTED * reached * onwards) / (drafted + PRIOR_DRAFTED)
         # A lookup's drafts vary in length. The few that reach a position may be accepted there at a higher rate than
         # all drafts at the position before, hence the cap at 1.
         onwards, reached = jnp.minimum(rate / jnp.maximum(reached, 1e-6), 1.0), rate
-        found.append(rate)
-    return jnp.stack(found) if found else jnp.zeros(0, jnp.float32)
+        by_position.append(rate)
+    return jnp.stack(by_position) if by_position else jnp.zeros(0, jnp.float32)
 
 
 def acceptance_length(acceptance: Acceptance, draft_lengths: Sequence[int]) -> Float[Array, "lengths"]:

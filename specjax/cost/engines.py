@@ -15,7 +15,7 @@ LAYER = 15e-6
 
 @dataclass(frozen=True)
 class EngineProfile:
-    """Costs of an engine beside those of reading and computing. Times in seconds.
+    """Costs of an engine beside the costs of reading and computing. Times in seconds.
 
     Attributes:
         name:       Name for tables.

@@ -51,7 +51,7 @@ class Forward:
         score:          To multiply by it, per output.
         sample:         To bring logits together and sample from them, per output.
         exchange:       To send activations between devices, per token.
-        experts:        The mixture; None for dense layers alone.
+        experts:        The mixture; None: only dense layers.
         query_group:    Query heads per key-value head.
         overlapped:     Reading and computing overlap: the longer of both counts, not the sum.
     """
@@ -90,7 +90,7 @@ class Forward:
         """
         tokens = rows * queries
         outputs = tokens if outputs is None else outputs
-        found = {
+        seconds = {
             "launches": self.fixed,
             "weights": self._both(self.weights, self.product * tokens),
             "attention": attention_factor * self._both(self.cached * positions, self.attended * positions * queries),
@@ -98,9 +98,9 @@ class Forward:
             "exchange": self.exchange * tokens,
         }
         if self.experts is not None:
-            read = self.expert * self.experts.touched(rows, queries)
-            found["experts"] = self._both(read, self.expert_product * tokens)
-        return found
+            reading = self.expert * self.experts.touched(rows, queries)
+            seconds["experts"] = self._both(reading, self.expert_product * tokens)
+        return seconds
 
     def seconds(self, rows: Amount, positions: Amount, queries: int = 1, outputs: Amount | None = None) -> Amount:
         """Return the seconds of a forward. See `parts`."""

@@ -60,11 +60,11 @@ class Hardware:
 
         Raises ValueError where the device has no such products.
         """
-        found = {4: self.fp32, 2: self.bf16, 1: self.fp8}.get(weight_bytes)
-        if found is None:
+        flops = {4: self.fp32, 2: self.bf16, 1: self.fp8}.get(weight_bytes)
+        if flops is None:
             allowed = "4, 2 or 1" if self.fp8 else "4 or 2"
             raise ValueError(f"weight_bytes = {weight_bytes}: {self.name} has no such products; must be {allowed}")
-        return found
+        return flops
 
 
 _XLA = "xla/backends/gpu/target_config/specs of openxla/xla"
@@ -85,15 +85,15 @@ def _gpu(
 ) -> Hardware:
     """Return the sheet of a GPU. sources: of the fields that have one of their own, and `figures` of all others."""
     fields = "bandwidth", "bf16", "fp8", "memory", "link", "per_host", "domain"
-    named: dict[str, str] = dict.fromkeys(fields, sources["figures"])
+    field_sources: dict[str, str] = dict.fromkeys(fields, sources["figures"])
     if chip is not None:
-        named |= dict.fromkeys(("bandwidth", "memory", "chip"), _XLA)
-    named["fp32"] = "half of bf16, NVIDIA's datasheets"
-    named["network"] = "assumed: one card of 400 Gbit/s for each GPU"
-    named["overlapped"] = "a GPU reads memory and multiplies at the same time"
-    named |= {field: source for field, source in sources.items() if field != "figures"}
+        field_sources |= dict.fromkeys(("bandwidth", "memory", "chip"), _XLA)
+    field_sources["fp32"] = "half of bf16, NVIDIA's datasheets"
+    field_sources["network"] = "assumed: one card of 400 Gbit/s for each GPU"
+    field_sources["overlapped"] = "a GPU reads memory and multiplies at the same time"
+    field_sources |= {field: source for field, source in sources.items() if field != "figures"}
     figures = bandwidth, bf16 / 2, bf16, fp8, memory, link, 50e9, per_host, domain
-    return Hardware(name, *figures, overlapped=True, sources=named, chip=chip)
+    return Hardware(name, *figures, overlapped=True, sources=field_sources, chip=chip)
 
 
 # fmt: off

@@ -29,7 +29,7 @@ class CostModel:
     engine: EngineProfile = ENGINES["specjax"]
 
     def parts(self, rows: Amount, positions: Amount, draft_length: int) -> dict[str, Amount]:
-        """Return the seconds of a round by part: those of `Forward.parts`, `draft` and `engine`.
+        """Return the seconds of a round by part: the parts of `Forward.parts`, `draft` and `engine`.
 
         Args:
             rows:         Rows that decode together, on one device or on the devices that share their products.
@@ -37,14 +37,14 @@ class CostModel:
             draft_length: Tokens drafted for each row.
         """
         k, engine = draft_length, self.engine
-        found = self._verification(rows, positions, k)
-        found["draft"] = self.drafting(rows, positions, k)
+        seconds = self._verification(rows, positions, k)
+        seconds["draft"] = self.drafting(rows, positions, k)
         overhead = engine.host + k * engine.draft_pass
         if engine.overlapped:
-            overhead = np.maximum(overhead - sum(found.values(), 0.0), 0.0)
+            overhead = np.maximum(overhead - sum(seconds.values(), 0.0), 0.0)
         beyond = False if engine.captured is None else rows * (k + 1) > engine.captured
-        found["engine"] = overhead + engine.eager * beyond
-        return found
+        seconds["engine"] = overhead + engine.eager * beyond
+        return seconds
 
     def seconds(self, rows: Amount, positions: Amount, draft_length: int) -> Amount:
         """Return the seconds of a round. See `parts`."""
@@ -60,12 +60,12 @@ class CostModel:
 
     def constants(self) -> dict[str, float]:
         """Return the constants that are not 0, in seconds, as `policy.fixed`."""
-        found = {}
+        constants = {}
         for name in ("policy", "first", "later"):
             forward = getattr(self, name)
             values = {f"{name}.{field.name}": getattr(forward, field.name) for field in fields(forward)}
-            found |= {key: value for key, value in values.items() if isinstance(value, float) and value}
-        return found
+            constants |= {key: value for key, value in values.items() if isinstance(value, float) and value}
+        return constants
 
     def drafting(self, rows: Amount, positions: Amount, draft_length: int) -> Amount:
         """Return the seconds of the drafter's passes of a round; 0 at draft length 0."""

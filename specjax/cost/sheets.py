@@ -82,7 +82,7 @@ class Deployment:
         factor_bytes: Bytes of a number as it is multiplied; None: as stored. specjax multiplies weights of 8 bits in
                       bfloat16, 2 bytes.
         draft_tensor: Devices that share each product of the draft; None: `tensor`.
-        draft_bytes:  Bytes of a weight of the draft; None: those of the policy, but 2 at least.
+        draft_bytes:  Bytes of a weight of the draft; None: as for the policy, but at least 2.
     """
 
     tensor: int = 1

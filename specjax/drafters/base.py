@@ -50,8 +50,8 @@ class Anchors(NamedTuple):
 class DraftLoss(NamedTuple):
     """Distillation loss of one microbatch.
 
-    loss:    scalar, the sum over its tokens, to be divided by the global token count; differentiable in the draft's
-             parameters alone. With anchors, an unbiased estimate of that sum.
+    loss:    scalar, the sum over its tokens, to be divided by the global token count; differentiable only in the
+             draft's parameters. With anchors, an unbiased estimate of that sum.
     overlap: float32 [B, T], sum_v min(p, q) of the policy's law and the draft's law for each token: the expected
              acceptance of position 1 of a draft there. 0 where the token does not count.
     """

@@ -35,11 +35,11 @@ def divergence(
         return -jnp.sum(jnp.exp(log_p) * log_q, axis=-1)
     if objective == "kl":
         return _kl(log_p, log_q)
-    missed = 1 - acceptance(log_p, log_q)
+    distance = 1 - acceptance(log_p, log_q)
     if objective == "total_variation":
-        return missed
-    weight = jax.lax.stop_gradient(jnp.exp(HYBRID_DECAY * (missed - 1)))
-    return weight * _kl(log_p, log_q) + (1 - weight) * missed
+        return distance
+    weight = jax.lax.stop_gradient(jnp.exp(HYBRID_DECAY * (distance - 1)))
+    return weight * _kl(log_p, log_q) + (1 - weight) * distance
 
 
 def acceptance(log_p: Float[Array, "B T Vd"], log_q: Float[Array, "B T Vd"]) -> Float[Array, "B T"]:

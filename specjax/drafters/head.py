@@ -35,8 +35,8 @@ class DraftHead:
         features:   PolicyOutput -> features [B, T, F].
         fuse:       (params, features [B, T, F]) -> hidden [B, T, D].
         step:       (params, hidden [B, T, D], tokens [B, T], cache, view, returned_at) -> (state [B, T, D] for
-                    `unembed`, hidden [B, T, D] to feed back, cache). With returned_at [B, N], both are [B, N, D]: of
-                    these tokens alone.
+                    `unembed`, hidden [B, T, D] to feed back, cache). With returned_at [B, N], both are [B, N, D]: only
+                    of these tokens.
         unembed:    (params, state [B, T, D]) -> logits [B, T, Vd], of each position by itself.
         init_cache: (rows, length) -> Cache.
         window:     Number of last positions that its attention sees; None: all.
@@ -157,8 +157,8 @@ class HeadDrafter(Drafter):
                 read, hidden, cache = self.head.step(params, hidden, tokens[-1][:, None], cache, view, None)
             logits = self.head.unembed(params, read)
             log_q.append(process_logits(logits[:, 0], law))
-            drawn = sample(log_q[-1], noise[:, i])
-            tokens.append(drawn if ids is None else jnp.asarray(ids)[drawn])
+            draft_token = sample(log_q[-1], noise[:, i])
+            tokens.append(draft_token if ids is None else jnp.asarray(ids)[draft_token])
         # A row that `catch_up` has just restarted has no feature to draft from.
         drafted = jnp.where(state.waiting > 0, gumbel.shape[1], 0)
         log_q = self._to_policy_vocab(jnp.stack(log_q, 1))
@@ -218,7 +218,7 @@ class HeadDrafter(Drafter):
         token t + 2 + i, whose law the policy gives at t + 1 + i, at the rollout temperature.
 
         N = T - 2, one for each index; with anchors one for each of them. Then pass 0 computes the keys of all indices,
-        and everything else is computed at the anchors alone.
+        and everything else is computed only at the anchors.
         """
         rows, length = len(tokens), tokens.shape[1] - 2
         target, law_of, chunk = laws(params.policy, output, law)
@@ -244,9 +244,9 @@ class HeadDrafter(Drafter):
             view = pass_view(rows, length, depth, self.head.window, starts)
             cache = resize(cache, hidden.shape[1])
             read, hidden, cache = self.head.step(params, hidden, following, cache, view, starts if not depth else None)
-            kept = (after(mask, 2) & after(mask, depth + 2)).astype(jnp.float32)
-            lost, accepted = by_position(compare, chunk, after(target, depth + 1), read)
-            yield lost * kept, accepted * kept
+            counts = (after(mask, 2) & after(mask, depth + 2)).astype(jnp.float32)
+            losses, accepted = by_position(compare, chunk, after(target, depth + 1), read)
+            yield losses * counts, accepted * counts
             following = after(tokens, depth + 2)
 
     def _to_policy_vocab(self, log_q: Float[Array, "B K Vd"]) -> Float[Array, "B K V"]:

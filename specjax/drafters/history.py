@@ -1,8 +1,8 @@
-"""Draft from earlier completions of the same prompt: the row's own text, its siblings', and those of earlier rollouts.
+"""Draft from earlier completions of the same prompt: of the row itself, of its siblings, and of earlier rollouts.
 
-The lookup is that of SuffixDecoding (arXiv 2411.04975), whose draft length depends on the match. The texts are those of
+The lookup is from SuffixDecoding (arXiv 2411.04975): its draft length depends on the match. The choice of texts is from
 DAS (arXiv 2511.13841) and RhymeRL (arXiv 2508.18588): RL returns to its prompts, and samples of a group are alike.
-Nothing is trained. Reading the texts of other rows keeps the law: a draft depends on committed tokens alone, and these
+Nothing is trained. Reading the texts of other rows keeps the law: a draft depends only on committed tokens, and these
 are independent of the noise that this row has yet to draw.
 """
 
@@ -59,7 +59,7 @@ class HistoryDrafter(Drafter):
 
     `Params.memory` is int32 [prompts, kept, C]: the newest `kept` completions of each prompt by prompt id, encoded as
     in a `Text` and replicated over the mesh, 4 * prompts * kept * C bytes on every device. Without a memory
-    (`memory=()`, as for prompts that are not those of training) a row searches only its own text and its siblings'.
+    (`memory=()`, as for prompts outside the training set) a row searches only its own text and its siblings'.
     Completions of prompts with a negative id are neither kept nor searched.
 
     Attributes:
@@ -98,9 +98,9 @@ class HistoryDrafter(Drafter):
         return HistoryState(prompt_text(prompts), prompts.id + 1, zeros, earlier)
 
     def observe_finished(self, state: HistoryState, prompts: Prompts, finished: Array) -> HistoryState:
-        ended = jnp.argsort(~jnp.any(finished > 0, axis=2), axis=1, stable=True)[:, : self.siblings]
-        known = jnp.take_along_axis(finished, ended[:, :, None], axis=1)
-        return state._replace(finished=_with_prompt(prompts, jnp.where(prompts.id[:, None, None] < 0, 0, known)))
+        order = jnp.argsort(~jnp.any(finished > 0, axis=2), axis=1, stable=True)[:, : self.siblings]
+        completions = jnp.take_along_axis(finished, order[:, :, None], axis=1)
+        return state._replace(finished=_with_prompt(prompts, jnp.where(prompts.id[:, None, None] < 0, 0, completions)))
 
     def catch_up(self, state: HistoryState, visible: Array, tokens: Array, emitted: Array) -> HistoryState:
         return state._replace(own=with_completion(state.own, visible, tokens, emitted))
@@ -111,12 +111,12 @@ class HistoryDrafter(Drafter):
         end, count = last_tokens(state.own, self.max_n), gumbel.shape[1]
         siblings = _of_siblings(state, self.siblings)
         texts = state.own.cache.tokens[:, None], siblings, state.finished, state.earlier
-        found: Found = look_up(texts[0], end, self.min_n, count)
+        match: Found = look_up(texts[0], end, self.min_n, count)
         for others in texts[1:]:
             if others.shape[1]:
-                found = longer_match(found, look_up(others, end, self.min_n, count))
-        most = jnp.floor(self.factor * found.matched.astype(jnp.float32)).astype(jnp.int32) + self.offset
-        return one_hot_proposal(found.tokens, jnp.minimum(found.known, most), self.vocab_size), state
+                match = longer_match(match, look_up(others, end, self.min_n, count))
+        most = jnp.floor(self.factor * match.matched.astype(jnp.float32)).astype(jnp.int32) + self.offset
+        return one_hot_proposal(match.tokens, jnp.minimum(match.known, most), self.vocab_size), state
 
     def observe(self, state: HistoryState, features: Array, tokens: Array, emitted: Array) -> HistoryState:
         return state._replace(own=with_tokens(state.own, tokens, emitted))
@@ -168,6 +168,6 @@ def _of_siblings(state: HistoryState, count: int) -> Int[Array, "B M S"]:
     order = jnp.argsort(group, stable=True)
     ordered = group[order]
     place = jnp.searchsorted(ordered, group)[:, None] + jnp.arange(min(count, rows))[None]
-    found = order[jnp.minimum(place, rows - 1)]
-    same = (place < rows) & (group[found] == group[:, None]) & (group[:, None] > 0)
-    return jnp.where(same[..., None], state.own.cache.tokens[found], 0)
+    siblings = order[jnp.minimum(place, rows - 1)]
+    same = (place < rows) & (group[siblings] == group[:, None]) & (group[:, None] > 0)
+    return jnp.where(same[..., None], state.own.cache.tokens[siblings], 0)

@@ -64,33 +64,33 @@ class EitherDrafter(Drafter):
         return PairState(*both)
 
     def observe(self, state: PairState, features: Array, tokens: Array, emitted: Array) -> PairState:
-        return self._both(state, lambda drafter, own: drafter.observe(own, features, tokens, emitted))
+        return self._both(state, lambda drafter, own_state: drafter.observe(own_state, features, tokens, emitted))
 
     def observe_finished(self, state: PairState, prompts: Prompts, finished: Array) -> PairState:
-        return self._both(state, lambda drafter, own: drafter.observe_finished(own, prompts, finished))
+        return self._both(state, lambda drafter, own_state: drafter.observe_finished(own_state, prompts, finished))
 
     def catch_up(self, state: PairState, visible: Array, tokens: Array, emitted: Array) -> PairState:
-        return self._both(state, lambda drafter, own: drafter.catch_up(own, visible, tokens, emitted))
+        return self._both(state, lambda drafter, own_state: drafter.catch_up(own_state, visible, tokens, emitted))
 
     def propose(self, params: Params, state: PairState, gumbel: Array, law: SamplingLaw) -> tuple[Proposal, PairState]:
-        found, lookup = self.lookup.propose(params, state.lookup, gumbel, law)
+        from_lookup, lookup = self.lookup.propose(params, state.lookup, gumbel, law)
         drafted, trained = self.trained.propose(params, state.trained, gumbel, law)
-        return found_or_drafted(found, drafted), PairState(lookup, trained)
+        return found_or_drafted(from_lookup, drafted), PairState(lookup, trained)
 
     def _both(self, state: PairState, update: Callable[[Drafter, DraftState], DraftState]) -> PairState:
         return PairState(update(self.lookup, state.lookup), update(self.trained, state.trained))
 
 
-def found_or_drafted(found: Proposal, drafted: Proposal) -> Proposal:
+def found_or_drafted(from_lookup: Proposal, drafted: Proposal) -> Proposal:
     """Return for each row the proposal found, or the one drafted if nothing was found.
 
     Each keeps the law it was drawn from. `predicted` is True only in rows that were drafted.
     """
-    use = found.length > 0
+    use = from_lookup.length > 0
 
     def choose(one: Array, other: Array) -> Array:
         return jnp.where(use.reshape(-1, *(1,) * (one.ndim - 1)), one, other)
 
-    tokens, log_q, length = map(choose, found[:3], drafted[:3])
+    tokens, log_q, length = map(choose, from_lookup[:3], drafted[:3])
     predicted = ~use if drafted.predicted is None else ~use & drafted.predicted
     return Proposal(tokens, log_q, length, predicted)

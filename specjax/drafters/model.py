@@ -125,9 +125,9 @@ class ModelDrafter(Drafter):
 
         if anchors is None:
             loss, overlap = by_position(compare, chunk, target[:, :-1], draft[:, :-1])
-            kept = mask[:, 1:].astype(jnp.float32)
-            overlap = jax.lax.stop_gradient(overlap * kept)
-            return DraftLoss(jnp.sum(loss * kept), jnp.pad(overlap, ((0, 0), (1, 0))))
+            counts = mask[:, 1:].astype(jnp.float32)
+            overlap = jax.lax.stop_gradient(overlap * counts)
+            return DraftLoss(jnp.sum(loss * counts), jnp.pad(overlap, ((0, 0), (1, 0))))
         before = anchors.place - 1
         loss, overlap = by_position(compare, chunk, tokens_at(target, before), tokens_at(draft, before))
         return DraftLoss(jnp.sum(loss * anchors.weight), at_anchors(anchors, overlap, tokens.shape[1]))

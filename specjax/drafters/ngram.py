@@ -52,8 +52,8 @@ class NGramDrafter(Drafter):
         return with_completion(state, visible, tokens, emitted)
 
     def propose(self, params: Params, state: Text, gumbel: Array, law: SamplingLaw) -> tuple[Proposal, Text]:
-        found = look_up(state.cache.tokens[:, None], last_tokens(state, self.max_n), self.min_n, gumbel.shape[1])
-        return one_hot_proposal(found.tokens, found.known, self.vocab_size), state
+        match = look_up(state.cache.tokens[:, None], last_tokens(state, self.max_n), self.min_n, gumbel.shape[1])
+        return one_hot_proposal(match.tokens, match.known, self.vocab_size), state
 
     def observe(self, state: Text, features: Array, tokens: Array, emitted: Array) -> Text:
         return with_tokens(state, tokens, emitted)
@@ -77,9 +77,9 @@ class NGramDrafter(Drafter):
         def at(t: Array) -> Array:
             text = encode(tokens, jnp.broadcast_to(index[None] <= t, tokens.shape))
             end = last_tokens(Text(TextCache(text), jnp.full(len(tokens), t + 1)), self.max_n)
-            found = look_up(text[:, None], end, self.min_n, 1)
-            counts = mask[:, t + 1] & (found.known > 0)
+            match = look_up(text[:, None], end, self.min_n, 1)
+            counts = mask[:, t + 1] & (match.known > 0)
             log_p = law_of(jax.lax.dynamic_slice_in_dim(source, t, 1, axis=1))
-            return jnp.where(counts, jnp.exp(pick(log_p[:, 0], found.tokens[:, 0])), 0.0)
+            return jnp.where(counts, jnp.exp(pick(log_p[:, 0], match.tokens[:, 0])), 0.0)
 
         return DraftLoss(jnp.float32(0), jnp.pad(jax.lax.map(at, index[:-1]).T, ((0, 0), (1, 0))))

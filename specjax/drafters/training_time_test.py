@@ -26,8 +26,8 @@ def pass_view(
     """
     every = jnp.tile(jnp.arange(count, dtype=jnp.int32)[None], (rows, 1))
     at = anchors if depth and anchors is not None else every
-    written = count + (depth - 1) * at.shape[1] if depth else 0
-    write = jnp.full(rows, written, jnp.int32)
+    offset = count + (depth - 1) * at.shape[1] if depth else 0
+    write = jnp.full(rows, offset, jnp.int32)
     return View(at + depth, write, rows=True, window=window, at=at if depth else None, depth=depth)
 
 
@@ -38,10 +38,10 @@ def attend_pass(q: Float[Array, "B N heads H"], cache: LayerCache, view: View) -
     # A window of one holds only the query's own key.
     passes = depth if window is None else min(depth, window)
 
-    def own(x: Float[Array, "B G S H"]) -> Float[Array, "B N D G H"]:
+    def by_pass(x: Float[Array, "B G S H"]) -> Float[Array, "B N D G H"]:
         later = x[:, :, row:].reshape(*x.shape[:2], depth, count, x.shape[3])
         return jnp.moveaxis(later[:, :, depth - passes :], 3, 1).swapaxes(2, 3)
 
     k, v = (jnp.swapaxes(x[:, :, :row], 1, 2) for x in cache)
-    left = None if window is None else max(window - depth, 0)
-    return kernels.attend_rows(q, k, v, (own(cache.k), own(cache.v)), left, view.at)
+    row_window = None if window is None else max(window - depth, 0)
+    return kernels.attend_rows(q, k, v, (by_pass(cache.k), by_pass(cache.v)), row_window, view.at)

@@ -5,8 +5,8 @@ functions with the same signatures that were measured to be faster there. To tun
 add cases to tests/specjax/test_kernels.py. State in each function the version of jax and the benchmark it was measured
 with.
 
-The platform is that of the mesh that is set while tracing, or else jax's default. Set `SPECJAX_KERNELS=plain` to use
-`plain` alone; set it before the program starts, because jax does not trace again when it changes.
+The platform comes from the mesh that is set while tracing, or else from jax's default. Set `SPECJAX_KERNELS=plain` to
+use only `plain`; set it before the program starts, because jax does not trace again when it changes.
 """
 
 import os
@@ -66,10 +66,10 @@ def __getattr__(name: str) -> Callable:
     """
     if name not in __all__:
         raise AttributeError(f"specjax.kernels has no operation {name!r}")
-    chosen = os.environ.get("SPECJAX_KERNELS")
-    if chosen not in (None, "plain"):
-        raise ValueError(f'SPECJAX_KERNELS = {chosen}: must be "plain" or unset')
-    tuned = TUNED.get(_platform()) if chosen is None else None
+    setting = os.environ.get("SPECJAX_KERNELS")
+    if setting not in (None, "plain"):
+        raise ValueError(f'SPECJAX_KERNELS = {setting}: must be "plain" or unset')
+    tuned = TUNED.get(_platform()) if setting is None else None
     return getattr(tuned, name, getattr(plain, name))
 
 

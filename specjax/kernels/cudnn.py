@@ -146,14 +146,14 @@ def in_two_parts(
     rows, count, heads, size = q.shape
     shared = cache.k.shape[1]
     # [B, G, T * N / G, H]
-    asked = jnp.swapaxes(q.reshape(rows, count, shared, -1, size), 1, 2).reshape(rows, shared, -1, size)
+    queries = jnp.swapaxes(q.reshape(rows, count, shared, -1, size), 1, 2).reshape(rows, shared, -1, size)
     if count == 1:
-        y, _ = attend_cache(asked, cache.k, cache.v, start + 1)
+        y, _ = attend_cache(queries, cache.k, cache.v, start + 1)
         return y.reshape(q.shape)
-    old, old_lse = attend_cache(asked, cache.k, cache.v, jnp.maximum(start, 1))
+    old, old_lse = attend_cache(queries, cache.k, cache.v, jnp.maximum(start, 1))
     # A row that starts at position 0 has no earlier one.
     old_lse = jnp.where((start > 0)[:, None, None], old_lse, -jnp.inf)
-    new, new_lse = _among_new(asked, count, *(_from(x, start, count) for x in cache))
+    new, new_lse = _among_new(queries, count, *(_from(x, start, count) for x in cache))
     lse = jnp.logaddexp(old_lse, new_lse)
     y = jnp.exp(old_lse - lse)[..., None] * old.astype(lse.dtype) + jnp.exp(new_lse - lse)[..., None] * new
     y = jnp.swapaxes(y.reshape(rows, shared, count, -1, size), 1, 2)
@@ -187,12 +187,12 @@ def over_cache(
 
 
 def _among_new(
-    asked: Float[Array, "B G Q H"], count: int, k: Float[Array, "B G T H"], v: Float[Array, "B G T H"]
+    queries: Float[Array, "B G Q H"], count: int, k: Float[Array, "B G T H"], v: Float[Array, "B G T H"]
 ) -> tuple[Float[Array, "B G Q H"], Float[Array, "B G Q"]]:
     """Attend causally among the new tokens, in float32 or wider, for Q = T * N / G queries ordered by token."""
-    wide = jnp.float32 if asked.dtype in HALF else asked.dtype
-    scores = jnp.einsum("bgqh,bgth->bgqt", asked, k, preferred_element_type=wide) * asked.shape[-1] ** -0.5
-    token = jnp.arange(asked.shape[2]) // (asked.shape[2] // count)
+    wide = jnp.float32 if queries.dtype in HALF else queries.dtype
+    scores = jnp.einsum("bgqh,bgth->bgqt", queries, k, preferred_element_type=wide) * queries.shape[-1] ** -0.5
+    token = jnp.arange(queries.shape[2]) // (queries.shape[2] // count)
     scores = jnp.where(token[:, None] >= jnp.arange(count)[None], scores, -jnp.inf)
     lse = jax.nn.logsumexp(scores, axis=-1)
     weights = jnp.exp(scores - lse[..., None]).astype(v.dtype)

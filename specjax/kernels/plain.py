@@ -78,8 +78,8 @@ def grouped_attention(
         own_k, own_v = (jnp.repeat(jnp.moveaxis(x, 3, 1), groups, axis=2).astype(scores.dtype) for x in own)
         own_scores = jnp.einsum("bkqh,bkqdh->bkqd", q.astype(scores.dtype), own_k) * size**-0.5
         weights = jax.nn.softmax(jnp.concatenate([scores, own_scores], axis=-1), axis=-1)
-        seen, own_weights = jnp.split(weights, [scores.shape[-1]], axis=-1)
-        y = by_values("bkqs,bksh->bkqh", seen.astype(cache.v.dtype), cache.v)
+        cache_weights, own_weights = jnp.split(weights, [scores.shape[-1]], axis=-1)
+        y = by_values("bkqs,bksh->bkqh", cache_weights.astype(cache.v.dtype), cache.v)
         y += jnp.einsum("bkqd,bkqdh->bkqh", own_weights, own_v)
     y = y.astype(cache.v.dtype)
     return jnp.swapaxes(y.reshape(rows, -1, count, groups, size), 1, 2).reshape(rows, count, heads, size)
@@ -120,11 +120,11 @@ def attend_rows(
     place = jnp.arange(k.shape[2], dtype=jnp.int32)[None, None]
 
     def attend_chunk(q: Array, index: Array, *own: Array) -> Array:
-        seen = place <= index[..., None]
+        mask = place <= index[..., None]
         if window is not None:
-            seen &= place > index[..., None] - window
+            mask &= place > index[..., None] - window
         cache = LayerCache(k.astype(dtype), v.astype(dtype))
-        return grouped_attention(q, cache, seen, product, product, own or None)
+        return grouped_attention(q, cache, mask, product, product, own or None)
 
     return by_position(attend_chunk, QUERIES, q, index, *(own or ()))
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 # Rows of a block, all of one group, and in how many parts the blocks are multiplied. Parts without rows are skipped:
-# where experts are split over devices, each has rows for its own alone, but room for all.
+# where experts are split over devices, each has rows only for its own, but room for all.
 BLOCK, PARTS = 128, 8
 
 Residuals = tuple[Array, Array, Array]
@@ -26,8 +26,8 @@ class Layout(NamedTuple):
                is written there, and zeros are read.
         owner: int32 [parts, blocks], the group of each block, ascending.
         used:  bool [parts], whether a part has a row.
-        zero:  int32, 0, computed from the sizes, so that XLA cannot make buffers of zeros early. It made those of all
-               layers of a network at the start of a prefill (for GPUs, jax 0.10.2).
+        zero:  int32, 0, computed from the sizes, so that XLA cannot make buffers of zeros early. It made the buffers of
+               all layers of a network at the start of a prefill (for GPUs, jax 0.10.2).
     """
 
     place: Int[Array, "M"]
@@ -117,9 +117,9 @@ def _multiplied(
 
     def part(products: Array, each: tuple[Array, ...]) -> tuple[Array, None]:
         number, blocks, owner, used = each
-        made = jax.lax.cond(used, multiply, lambda *_: jnp.zeros(products.shape[1:], products.dtype), blocks, owner)
-        return jax.lax.dynamic_update_index_in_dim(products, made, number, 0), None
+        product = jax.lax.cond(used, multiply, lambda *_: jnp.zeros(products.shape[1:], products.dtype), blocks, owner)
+        return jax.lax.dynamic_update_index_in_dim(products, product, number, 0), None
 
-    made = jax.eval_shape(multiply, blocks[0], layout.owner[0])
-    products = layout.zeros((len(blocks), *made.shape), made.dtype)
+    result = jax.eval_shape(multiply, blocks[0], layout.owner[0])
+    products = layout.zeros((len(blocks), *result.shape), result.dtype)
     return jax.lax.scan(part, products, (jnp.arange(len(blocks)), blocks, layout.owner, layout.used))[0]

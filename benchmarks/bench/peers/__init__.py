@@ -16,17 +16,17 @@ def load_peers(networks: BenchNetworks, directory: Path) -> dict[str, PeerSample
 
     They load the policy from `directory`, to which it is written in Hugging Face layout.
     """
-    found: dict[str, PeerSampler | str] = {}
+    samplers: dict[str, PeerSampler | str] = {}
     try:
         save_policy(directory, networks.trained.policy, networks.decoder)
     except ImportError as error:
         return {name: str(error) for peer in PEERS for name in _peer(peer).NAMES}
     for peer in map(_peer, PEERS):
         try:
-            found |= zip(peer.NAMES, peer.load(PeerCheckpoint(networks.decoder, directory)), strict=True)
+            samplers |= zip(peer.NAMES, peer.load(PeerCheckpoint(networks.decoder, directory)), strict=True)
         except Exception as error:
-            found |= dict.fromkeys(peer.NAMES, failure(error))
-    return found
+            samplers |= dict.fromkeys(peer.NAMES, failure(error))
+    return samplers
 
 
 def _peer(name: str) -> Peer:

@@ -23,8 +23,8 @@ def load(checkpoint: PeerCheckpoint) -> tuple[PeerSampler, ...]:
     on_gpu = jax.default_backend() == "gpu" and torch.cuda.is_available()
 
     def model(**options: Any) -> Any:
-        read = transformers.AutoModelForCausalLM.from_pretrained(checkpoint.directory, dtype="auto", **options)
-        return read.to("cuda" if on_gpu else "cpu").eval()
+        network = transformers.AutoModelForCausalLM.from_pretrained(checkpoint.directory, dtype="auto", **options)
+        return network.to("cuda" if on_gpu else "cpu").eval()
 
     policy, assistant = model(), model(num_hidden_layers=1)
     assistant.generation_config.num_assistant_tokens = DRAFTED

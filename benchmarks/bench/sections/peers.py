@@ -37,7 +37,7 @@ PeerRuns = Mapping[str, Callable[[], object] | str]
 def peers(networks: BenchNetworks, preset: Preset) -> BenchSection:
     """Measure tokens/s of completions of one length, ours and each peer's, and their ratio."""
 
-    def rows(found: Mapping[str, PeerSampler | str], batch: int) -> list[Row]:
+    def rows(samplers: Mapping[str, PeerSampler | str], batch: int) -> list[Row]:
         prompts, lengths = random_prompts(networks, batch, preset.prompt), np.full(batch, preset.new, np.int32)
         config = RolloutConfig(group_size=1, max_new_tokens=preset.new)
 
@@ -48,11 +48,11 @@ def peers(networks: BenchNetworks, preset: Preset) -> BenchSection:
             name: rollout_timer(networks, prompts, replace(config, draft_length=k), forced=k > 0)
             for name, k in _our_draft_lengths(preset).items()
         }
-        return _compare(lengths, our_timers, _peer_runs(found, batch, run), preset)
+        return _compare(lengths, our_timers, _peer_runs(samplers, batch, run), preset)
 
-    found = _loaded_peers(networks)
+    samplers = _loaded_peers(networks)
     table = [
-        row for batch in preset.peer_batches for row in where_it_fits({"batch": batch}, partial(rows, found, batch))
+        row for batch in preset.peer_batches for row in where_it_fits({"batch": batch}, partial(rows, samplers, batch))
     ]
     notes = [
         f"{preset.prompt} prompt tokens and {preset.new} new tokens per row, temperature 1; no row ends early; "
@@ -124,11 +124,11 @@ def _our_draft_lengths(preset: Preset) -> dict[str, int]:
 
 
 def _peer_runs(
-    found: Mapping[str, PeerSampler | str], rows: int, run: Callable[[PeerSampler], dict[str, Callable[[], object]]]
+    samplers: Mapping[str, PeerSampler | str], rows: int, run: Callable[[PeerSampler], dict[str, Callable[[], object]]]
 ) -> PeerRuns:
     """Return the runs of every peer by row name. run: makes a sampler's runs by suffix of its row name."""
     runs: dict[str, Callable[[], object] | str] = {}
-    for name, peer in found.items():
+    for name, peer in samplers.items():
         if isinstance(peer, str):
             runs[name] = peer
         elif rows > peer.most_rows:

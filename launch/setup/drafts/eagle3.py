@@ -109,7 +109,7 @@ def build_eagle3(context: DraftContext) -> Draft:
 
 
 def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft:
-    """Return a head with random weights. Sizes that the draft section does not set are those of the policy."""
+    """Return a head with random weights. Sizes that the draft section does not set are the policy's."""
     config, tokenizer = context.config, context.tokenizer
     draft, ids = config.draft, None
     if draft.vocab_size is not None and context.key is None:
