@@ -29,8 +29,8 @@ from configs import narrow
 from configs.algorithms import with_algorithm
 from configs.override import override
 from configs.schema import EvalConfig, LossOptions, RolloutOptions, RunConfig
+from launch.cli.long_phases import LongPhases
 from launch.cli.options import run_program, use_compile_cache
-from launch.cli.unfinished import Unfinished
 from launch.data.batches import fixed_batches
 from launch.evaluation.sampler import Evaluate, make_evaluate
 from launch.rewards.reward_fn import make_reward
@@ -188,7 +188,7 @@ def of_others(reward_fn: RewardFn) -> RewardFn:
 
 def begin(experiment: Experiment) -> tuple[Params, Evaluate, float]:
     """Warm up. Return the parameters that every run of a task starts from, the evaluator, and their accuracy."""
-    params, evaluate = warm_up(experiment, Unfinished()), evaluator(experiment)
+    params, evaluate = warm_up(experiment, LongPhases()), evaluator(experiment)
     return params, evaluate, evaluate(params)
 
 

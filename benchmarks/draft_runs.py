@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.bench.rollout_timer import RolloutTime, RolloutTimer
-from launch.cli.unfinished import Unfinished
+from launch.cli.long_phases import LongPhases
 from launch.data.responses import Answers, answers_of
 from launch.distillation.acceptance import measure_acceptance
 from launch.distillation.trainer import distill
@@ -109,7 +109,7 @@ def initial_drafts(experiment: Experiment, params: Params) -> dict[str, Params]:
     trained = {}
     for name, answers in drafts.items():
         print(f"distilling the draft {name}", flush=True)
-        trained[name] = replace(params, draft=distill(experiment, params, Unfinished(), given=answers).draft)
+        trained[name] = replace(params, draft=distill(experiment, params, LongPhases(), given=answers).draft)
     return trained | {"random": params}
 
 

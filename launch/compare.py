@@ -10,11 +10,11 @@ from dataclasses import asdict, replace
 from launch.cli.console import wide_console as console
 from launch.cli.errors import ConfigError
 from launch.cli.hosts import join_hosts
+from launch.cli.long_phases import LongPhases, long_phases_beside
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import write_results
 from launch.cli.recipe_options import COMPARE
 from launch.cli.signals import StopSignals
-from launch.cli.unfinished import Unfinished, unfinished_beside
 from launch.comparison.asynchronous import compare_overlap, synchronous
 from launch.comparison.options import CompareArgs
 from launch.comparison.stage_times import VariantReport, time_variants
@@ -36,32 +36,32 @@ def main(argv: list[str]) -> int:
     if not config.draft.proposes:
         raise ConfigError("draft.kind = none: there is nothing to compare with autoregressive decoding")
     args, config, files = with_step(args), with_commits(config, args.checkpoint), {"json": args.json}
-    with StopSignals(console.print) as signals, unfinished_beside(files, signals, config, args) as unfinished:
+    with StopSignals(console.print) as signals, long_phases_beside(files, signals, config, args) as long_phases:
         config = replace(config, rollout=args.rollout(config.rollout))
-        write_results(args.json, compare(build_experiment(config, True, unfinished, True), args, unfinished))
+        write_results(args.json, compare(build_experiment(config, True, long_phases, True), args, long_phases))
     return 0
 
 
-def compare(experiment: Experiment, args: CompareArgs, unfinished: Unfinished) -> dict[str, object]:
+def compare(experiment: Experiment, args: CompareArgs, long_phases: LongPhases) -> dict[str, object]:
     """Time the variants, print them, and return the results for the JSON file."""
     asynchronous, experiment = experiment, synchronous(experiment)
-    config, costs = experiment.config, round_costs(experiment, unfinished) if args.automatic else None
-    params = trained_networks(experiment, args.checkpoint, args.checkpoint_step, console, unfinished)
+    config, costs = experiment.config, round_costs(experiment, long_phases) if args.automatic else None
+    params = trained_networks(experiment, args.checkpoint, args.checkpoint_step, console, long_phases)
     results: dict[str, object] = {**provenance("launch.compare"), "recipe": config.name}
     results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}
     console.print(format_provenance("launch.compare"))
     with make_pool(config.reward) or nullcontext() as pool:
-        reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer, unfinished)
-        variants, drafting = make_variants(experiment, reward_fn, params, costs and costs(params), unfinished)
+        reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer, long_phases)
+        variants, drafting = make_variants(experiment, reward_fn, params, costs and costs(params), long_phases)
 
         def keep(reports: dict[str, VariantReport]) -> None:
             results.update({"verifier": config.rollout.verifier, "arms": {x: asdict(y) for x, y in reports.items()}})
             write_results(args.json, results)
 
-        reports = time_variants(variants, config, config.steps, unfinished, console, keep)
+        reports = time_variants(variants, config, config.steps, long_phases, console, keep)
         if drafting is not None:
             console.print(f"automatic:\n{explain_choice(experiment.phases, args.lengths, drafting)}")
-        return results | compare_overlap(asynchronous, variants, reports, console, unfinished)
+        return results | compare_overlap(asynchronous, variants, reports, console, long_phases)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,11 @@ from configs.schema.networks import LookupConfig
 from launch.cli.console import console
 from launch.cli.hosts import join_hosts
 from launch.cli.lock import exclusive, held_by_primary
+from launch.cli.long_phases import UNFINISHED, LongPhases, exclusive_files, options_text
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_policy_source, new_output_directory
 from launch.cli.recipe_options import DISTILL
 from launch.cli.signals import StopSignals
-from launch.cli.unfinished import UNFINISHED, Unfinished, exclusive_files, options_text
 from launch.distillation.offline import DistillArgs, distill_offline
 from launch.run.networks import restore_params, restore_policy
 from launch.run.pin_references import with_commits, with_step
@@ -46,13 +46,13 @@ def main(argv: list[str]) -> int:
     args, config = with_step(args), with_commits(config, args.checkpoint)
     locks = held_by_primary(exclusive("out", out)), exclusive_files({"save_responses": args.save_responses})
     with StopSignals(console.print) as signals, locks[0], locks[1]:
-        unfinished = Unfinished(out / UNFINISHED, signals, options_text(config, args))
+        long_phases = LongPhases(out / UNFINISHED, signals, options_text(config, args))
         # Without the lookup: its hits must not count as the draft's acceptance. No step is divided as one of RL is.
         config = replace(config, draft=replace(config.draft, lookup=LookupConfig()))
         config = replace(config, microbatches=1, updates=UpdateConfig(), selection=SelectionConfig())
-        experiment = build_experiment(config, unfinished=unfinished)
-        distill_offline(experiment, starting_params(experiment, args), args, out, console, unfinished)
-        unfinished.remove()
+        experiment = build_experiment(config, long_phases=long_phases)
+        distill_offline(experiment, starting_params(experiment, args), args, out, console, long_phases)
+        long_phases.remove()
     return 0
 
 

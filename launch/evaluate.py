@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from launch.cli.console import console
 from launch.cli.hosts import join_hosts
+from launch.cli.long_phases import long_phases_beside
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_policy_source, write_results
 from launch.cli.recipe_options import EVALUATE
 from launch.cli.signals import StopSignals
-from launch.cli.unfinished import unfinished_beside
 from launch.data.hub import with_commit
 from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.sets import evaluate_sets, load_sets
@@ -35,12 +35,12 @@ def main(argv: list[str]) -> int:
     args = replace(args, files=tuple(with_commit(path, "dataset") for path in args.files))
     sets, args = load_sets(config, args.files), with_step(args)
     files = {"json": args.json, "save": args.save}
-    with StopSignals(console.print) as signals, unfinished_beside(files, signals, config, args) as unfinished:
-        experiment = build_experiment(config, training=False, unfinished=unfinished)
+    with StopSignals(console.print) as signals, long_phases_beside(files, signals, config, args) as long_phases:
+        experiment = build_experiment(config, training=False, long_phases=long_phases)
         params = params_of(args.checkpoint, experiment, args.checkpoint_step)
         results = provenance("launch.evaluate") | {"recipe": config.name}
         results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}
-        write_results(args.json, results | evaluate_sets(experiment, params, sets, args, console, unfinished))
+        write_results(args.json, results | evaluate_sets(experiment, params, sets, args, console, long_phases))
     return 0
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from launch.cli.console import console, wide_console
 from launch.cli.errors import RunStopped
 from launch.cli.hosts import join_hosts
+from launch.cli.long_phases import UNFINISHED, LongPhases
 from launch.cli.options import parse_run, run_program, use_compile_cache
 from launch.cli.signals import StopSignals
-from launch.cli.unfinished import UNFINISHED, Unfinished
 from launch.comparison.closing import compare_steps
 from launch.costs.cost_table import COST_TABLE, CostTable, given_cells
 from launch.evaluation.sampler import Evaluate
@@ -43,14 +43,14 @@ def main(argv: list[str]) -> int:
     use_compile_cache()
     config = join_hosts(parse_run(argv, "python -m launch.train", "Train a policy and its draft, or --plan it."))
     with StopSignals(console.print) as signals, open_run(config) as directory:
-        work = Unfinished(directory / UNFINISHED, signals)
+        long_phases = LongPhases(directory / UNFINISHED, signals)
         config = with_commits(config, directory if config.resume else None)
-        experiment = build_experiment(config, unfinished=work, asynchronous=True)
+        experiment = build_experiment(config, long_phases=long_phases, asynchronous=True)
         with make_pool(experiment.config.reward) or nullcontext() as pool:
             train_reward, held_out_reward = (
-                make_reward(pool, problems, experiment.tokenizer, work) for problems in experiment.problems
+                make_reward(pool, problems, experiment.tokenizer, long_phases) for problems in experiment.problems
             )
-            return train(experiment, train_reward, held_out_reward, directory, signals, work)
+            return train(experiment, train_reward, held_out_reward, directory, signals, long_phases)
 
 
 def train(
@@ -59,7 +59,7 @@ def train(
     held_out_reward_fn: RewardFn,
     directory: Path,
     signals: StopSignals,
-    unfinished: Unfinished,
+    long_phases: LongPhases,
 ) -> int:
     """Start or resume the run, take its steps, write the report, and return the exit code.
 
@@ -78,13 +78,13 @@ def train(
         if continuing:
             start = resume_from(experiment, saves, pipeline, costs)
         else:
-            start = start_new(experiment, evaluate, costs, unfinished)
+            start = start_new(experiment, evaluate, costs, long_phases)
         functions = networks.policy, networks.drafter, reward_fn, config, experiment.mesh
         stages = Stages(*functions, experiment.rollout_fn, experiment.loss_fn)
         asynchronous = config.asynchronous.lag is not None
         try:
             with open_logs(experiment, directory, start.step, signals) as logs:
-                warn_of_start(experiment, logs.events, continuing, unfinished.found)
+                warn_of_start(experiment, logs.events, continuing, long_phases.found)
                 loop = TrainingLoop(
                     experiment=experiment,
                     start=start,
@@ -95,7 +95,7 @@ def train(
                     costs=costs,
                     saves=saves,
                     logs=logs,
-                    unfinished=unfinished,
+                    long_phases=long_phases,
                 )
                 state = loop.run()
             if logs.skipped.reason is not None:
@@ -124,10 +124,10 @@ def record_results(
         logs.events.record_result(config.steps, accuracy_before=start.accuracy_before, accuracy_after=after)
     if config.speedup.steps:
         # Nothing is kept of it: a run that is stopped compares again when it is resumed.
-        unfinished = Unfinished(signals=logs.signals)
+        long_phases = LongPhases(signals=logs.signals)
 
         def compare() -> dict[str, float]:
-            drafted = compare_steps(experiment, reward_fn, state, wide_console, unfinished)
+            drafted = compare_steps(experiment, reward_fn, state, wide_console, long_phases)
             measured = {"generation_speedup": drafted.generation_speedup, "step_speedup": drafted.step_speedup}
             ends = {"": 0, "_low": 1, "_high": 2}
             return {f"{name}{end}": value[i] for name, value in measured.items() for end, i in ends.items()}

@@ -8,7 +8,7 @@ from typing import Any
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
 from launch.cli.lock import LOCK_FILE
-from launch.cli.unfinished import OPTIONS, UNFINISHED
+from launch.cli.long_phases import OPTIONS, UNFINISHED
 from models.files import write_atomically
 from specjax.checkpoint import SCORE, Which
 from specjax.checkpoint_integrity import saved_steps

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from launch.cli.errors import ConfigError
-from launch.cli.unfinished import Unfinished
+from launch.cli.long_phases import LongPhases
 from launch.comparison.stage_times import Interval, VariantReport
 from launch.comparison.variants import AUTOMATIC, PLAIN, NumberedBatches, Variant
 from launch.costs.turns import Record, timed_turns
@@ -114,7 +114,7 @@ def compare_overlap(
     variants: Mapping[str, Variant],
     reports: Mapping[str, VariantReport],
     console: Console,
-    unfinished: Unfinished,
+    long_phases: LongPhases,
 ) -> dict[str, Any]:
     """Time synchronous and asynchronous steps in turns, autoregressive and at the fastest draft length, and print them.
 
@@ -132,7 +132,7 @@ def compare_overlap(
         """Return the first timed batch of a block. All variants have read the batches up to `steps`."""
         return steps + 1 + block * (2 * lag + 1 + BLOCK) + lag + 1
 
-    with unfinished.phase("first steps ahead", len(names), "variants", kept=False) as phase:
+    with long_phases.phase("first steps ahead", len(names), "variants", kept=False) as phase:
         for variant in lagging.values():
             variant.time_block(first(0))
             phase.finish()
@@ -141,7 +141,7 @@ def compare_overlap(
     runs = {
         f"{kind}, {name}": lambda turn, timer=timer: timer(first(turn + 1)) for (kind, name), timer in timers.items()
     }
-    turns = timed_turns(unfinished.phase("steps that overlap", -(-steps // BLOCK), "turns", kept=False), runs)
+    turns = timed_turns(long_phases.phase("steps that overlap", -(-steps // BLOCK), "turns", kept=False), runs)
     devices = {SYNCHRONOUS: experiment.mesh.size, f"lag {lag}": experiment.mesh.size + experiment.rollout_mesh.size}
     kinds = dict[str, dict[str, OverlapReport]]()
     for kind, name in timers:

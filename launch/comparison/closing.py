@@ -7,7 +7,7 @@ from rich.console import Console
 
 from configs.schema import AsynchronousConfig
 from launch.cli.errors import ConfigError
-from launch.cli.unfinished import Unfinished
+from launch.cli.long_phases import LongPhases
 from launch.comparison.stage_times import VariantReport, time_variants
 from launch.comparison.variants import AUTOMATIC, PLAIN, make_variants
 from launch.setup.experiment import Experiment
@@ -43,7 +43,7 @@ def comparison_experiment(experiment: Experiment) -> Experiment:
 
 
 def compare_steps(
-    experiment: Experiment, reward_fn: RewardFn, state: TrainState, console: Console, unfinished: Unfinished
+    experiment: Experiment, reward_fn: RewardFn, state: TrainState, console: Console, long_phases: LongPhases
 ) -> VariantReport:
     """Time `speedup.steps` steps of each kind from the trained networks, and print the table of `launch.compare`.
 
@@ -58,7 +58,7 @@ def compare_steps(
     experiment = comparison_experiment(experiment)
     experiment = replace(experiment, networks=replace(experiment.networks, params=state.params))
     config = experiment.config
-    variants, _ = make_variants(experiment, reward_fn, state.params, seconds, unfinished, first=config.steps)
-    reports = time_variants(variants, config, config.speedup.steps, unfinished, console, lambda reports: None)
+    variants, _ = make_variants(experiment, reward_fn, state.params, seconds, long_phases, first=config.steps)
+    reports = time_variants(variants, config, config.speedup.steps, long_phases, console, lambda reports: None)
     drafted = [report for name, report in reports.items() if name != PLAIN]
     return reports.get(AUTOMATIC) or max(drafted, key=lambda report: report.step_speedup[0])

@@ -11,7 +11,7 @@ from rich.table import Column, Table
 
 from configs.schema import RunConfig
 from launch.cli.errors import Stopped
-from launch.cli.unfinished import Unfinished
+from launch.cli.long_phases import LongPhases
 from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.variants import PLAIN, StepTime, Variant
 from launch.costs.turns import Record, timed_turns
@@ -89,7 +89,7 @@ def time_variants(
     variants: Mapping[str, Variant],
     config: RunConfig,
     steps: int,
-    unfinished: Unfinished,
+    long_phases: LongPhases,
     console: Console,
     keep: Callable[[dict[str, VariantReport]], None],
 ) -> dict[str, VariantReport]:
@@ -101,7 +101,7 @@ def time_variants(
     """
     # Each variant has already taken step 0.
     runs = {name: lambda turn, run=variant.time_step: run(turn + 1) for name, variant in variants.items()}
-    phase = unfinished.phase("timed steps", steps, f"steps of {len(variants)} variants", kept=False)
+    phase = long_phases.phase("timed steps", steps, f"steps of {len(variants)} variants", kept=False)
     turns, lengths, max_every = list[Record](), config.rollout.lengths, config.draft_training.max_every
 
     def report() -> dict[str, VariantReport]:

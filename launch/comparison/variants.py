@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.cli.unfinished import Unfinished
+from launch.cli.long_phases import LongPhases
 from launch.costs.cost_table import cell_timer, given_cells
 from launch.setup.experiment import Experiment
 from launch.setup.state import fresh_state
@@ -105,7 +105,7 @@ def plain_config(config: TrainConfig) -> TrainConfig:
     return replace(config, rollout=rollout, draft_training=DraftTrainingConfig(mode="frozen"))
 
 
-def round_costs(experiment: Experiment, unfinished: Unfinished) -> Callable[[Params], np.ndarray]:
+def round_costs(experiment: Experiment, long_phases: LongPhases) -> Callable[[Params], np.ndarray]:
     """Return a function from params to the seconds of a round, [phases, draft lengths].
 
     The seconds come from the recipe's cost table. Without one, the returned function measures them, and raises Stopped
@@ -116,7 +116,7 @@ def round_costs(experiment: Experiment, unfinished: Unfinished) -> Callable[[Par
         cells = given_cells(experiment)
         return lambda params: round_seconds(cells, *rounds, mixture)
     timer = cell_timer(experiment, fit_others=False)
-    return lambda params: round_seconds(timer.measure(params, 0, unfinished), *rounds, mixture)
+    return lambda params: round_seconds(timer.measure(params, 0, long_phases), *rounds, mixture)
 
 
 def make_variants(
@@ -124,7 +124,7 @@ def make_variants(
     reward_fn: RewardFn,
     params: Params,
     seconds: np.ndarray | None,
-    unfinished: Unfinished,
+    long_phases: LongPhases,
     first: int = 0,
 ) -> tuple[dict[str, Variant], Drafting | None]:
     """Return the variants by name, and the acceptance and costs from which `automatic` chose its draft lengths.
@@ -154,7 +154,7 @@ def make_variants(
     assert drafting is not None
     drafted = {str(length): [index] * len(experiment.phases) for index, length in enumerate(lengths) if length}
     count = 1 + len(drafted) + (seconds is not None)
-    with unfinished.phase("first steps", count, "variants", kept=False) as phase:
+    with long_phases.phase("first steps", count, "variants", kept=False) as phase:
         variants[PLAIN].time_step(0)
         phase.finish()
         for name, chosen in drafted.items():

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from launch.cli.errors import ConfigError
-from launch.cli.unfinished import NOT_KEPT, Unfinished
+from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.costs.round_timer import RoundTimer, TimedRounds
 from launch.costs.turns import timed_turns
 from launch.setup.experiment import Experiment
@@ -60,15 +60,15 @@ class CostTable:
         """Return True if new cells take effect at `step`. probing: the run probes at this step."""
         return self._has_cells(step) or (probing and self._timer is not None)
 
-    def update(self, params: Params, step: int, unfinished: Unfinished = NOT_KEPT) -> np.ndarray:
+    def update(self, params: Params, step: int, long_phases: LongPhases = NOT_KEPT) -> np.ndarray:
         """Return the seconds per round from `step` on, float32 [phases, draft lengths].
 
         First measures the cells of `step`, unless they are known or the table is replayed, and writes the file.
 
-        unfinished: of a run that has not begun its steps. Raises Stopped at a signal.
+        long_phases: of a run that has not begun its steps. Raises Stopped at a signal.
         """
         if self._timer is not None and not self._has_cells(step):
-            self.cells += self._timer.measure(params, step, unfinished)
+            self.cells += self._timer.measure(params, step, long_phases)
         effective = [cell for cell in self.cells if cell.step <= step]
         table = {"cells": [cell._asdict() for cell in self.cells], "model": fit(effective, self._mixture).constants()}
         write_atomically(self._path, json.dumps(table, indent=2) + "\n")
@@ -114,23 +114,23 @@ class CellTimer:
         self._timer = RoundTimer(networks.policy, networks.drafter, rollout, prompts, mesh, kinds, num_rounds)
         self._prepare: Callable[[Params], Params] | None = None
 
-    def measure(self, params: Params, step: int, unfinished: Unfinished = NOT_KEPT) -> list[Cell]:
+    def measure(self, params: Params, step: int, long_phases: LongPhases = NOT_KEPT) -> list[Cell]:
         """Measure and return all cells, with `step` as their step. params: as trained, not prepared.
 
         Raises Stopped at a signal.
         """
         if self._prepare is None:
             self._prepare = self._make_prepare(params)
-        with unfinished.phase("compiling of rounds to time", 1, "set of programs", kept=False, quiet=True) as phase:
+        with long_phases.phase("compiling of rounds to time", 1, "set of programs", kept=False, quiet=True) as phase:
             with jax.set_mesh(self._mesh):
                 prepared = self._prepare(params)
             phase.finish()
-        return processes.within(self._mesh, partial(self._measure, prepared, step, unfinished))
+        return processes.within(self._mesh, partial(self._measure, prepared, step, long_phases))
 
-    def _measure(self, prepared: Params, step: int, unfinished: Unfinished) -> list[Cell]:
+    def _measure(self, prepared: Params, step: int, long_phases: LongPhases) -> list[Cell]:
         timed = self._timer.start(prepared)
         runs = {f"{k} at {rows}": lambda _, run=run: run() for (rows, k), run in timed.items()}
-        turns = timed_turns(unfinished.phase("costs of rounds", REPEATS, "turns", kept=False, quiet=True), runs)
+        turns = timed_turns(long_phases.phase("costs of rounds", REPEATS, "turns", kept=False, quiet=True), runs)
         # Take the minimum: interference from other processes only adds time.
         seconds = (min(turn[name] for turn in turns) for name in runs)
         return [Cell(*rows, k, least, step) for (rows, k), least in zip(timed, seconds, strict=True)]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from launch.cli.phase import Phase
+from launch.cli.long_phase import LongPhase
 from launch.timing import one_turn
 from specjax.parallel import processes
 
@@ -14,7 +14,7 @@ Record = dict[str, Any]
 
 
 def timed_turns(
-    phase: Phase,
+    phase: LongPhase,
     runs: Mapping[str, Callable[[int], Result]],
     record: Callable[[Mapping[str, Result]], Record] = dict,
     into: list[Record] | None = None,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from launch.cli.errors import ConfigError
-from launch.cli.unfinished import NOT_KEPT, Unfinished
+from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.data.batches import fixed_batches, prompts_per_batch
 from launch.data.responses import Answers, answers_of, join_answers
 from launch.setup.experiment import Experiment
@@ -127,14 +127,14 @@ def measure_acceptance(
     params: Params,
     temperature: float,
     untrained: Params | None = None,
-    unfinished: Unfinished = NOT_KEPT,
+    long_phases: LongPhases = NOT_KEPT,
 ) -> HeldOutAcceptance:
     """Generate completions of held-out prompts at the run's longest draft length and measure their acceptance.
 
     Raises Stopped at a signal.
 
     untrained:  parameters before training. Their predicted acceptance on the same answers is returned too.
-    unfinished: progress of earlier processes, which is not repeated.
+    long_phases: progress of earlier processes, which is not repeated.
     """
     config, policy, mesh = experiment.config, experiment.networks.policy, experiment.mesh
     law = replace(config.rollout.law, temperature=temperature)
@@ -144,7 +144,7 @@ def measure_acceptance(
     # About as many sequences at a time as in a step, because memory grows with them.
     batch_size = prompts_per_batch(experiment.sequences, options.group_size, len(table.rows), mesh)
     batches = fixed_batches(table, batch_size)
-    with unfinished.phase(f"acceptance at temperature {temperature}", len(batches), "batches") as phase:
+    with long_phases.phase(f"acceptance at temperature {temperature}", len(batches), "batches") as phase:
         saved = phase.restore("records"), phase.restore("answers")
         records = [] if saved[0] is None else [DraftRecords(**saved[0])]
         answered = [] if saved[1] is None else [Answers(**saved[1])]
@@ -167,7 +167,7 @@ def measure_acceptance(
             return None
         batches = list(answers.in_batches(config.distill.batch_size))
         name = f"overlap at temperature {temperature} {which}"
-        with unfinished.phase(name, len(batches), "batches") as phase:
+        with long_phases.phase(name, len(batches), "batches") as phase:
             saved = phase.restore("sums")
             sums = np.zeros(2, np.float32) if saved is None else saved["sums"]
             for batch in batches[phase.done :]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from launch.cli.unfinished import Unfinished
+from launch.cli.long_phases import LongPhases
 from launch.data.responses import Answers, answers_of, join_answers
 from launch.distillation.cost import Work
 from launch.setup.experiment import Experiment
@@ -27,9 +27,9 @@ class AnswerGenerator:
     keep:  called with the answers of each batch.
     """
 
-    def __init__(self, experiment: Experiment, unfinished: Unfinished, count: int, keep: Keep | None) -> None:
+    def __init__(self, experiment: Experiment, long_phases: LongPhases, count: int, keep: Keep | None) -> None:
         self._experiment, self._keep = experiment, keep
-        self._phase = unfinished.phase("answers", count // experiment.sequences, "batches")
+        self._phase = long_phases.phase("answers", count // experiment.sequences, "batches")
         self._batches = experiment.train_batches()
         for _ in range(self._phase.done):
             next(self._batches)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from launch.cli.compilation import CompileClock
-from launch.cli.phase import Phase
+from launch.cli.long_phase import LongPhase
 from specjax.types import PyTree
 
 
@@ -38,7 +38,7 @@ class DistillationCost:
 class Work:
     """Seconds (`compile_s` of them compiling) and tokens of a phase, summed over processes and saved with its state."""
 
-    def __init__(self, phase: Phase | None = None) -> None:
+    def __init__(self, phase: LongPhase | None = None) -> None:
         saved = None if phase is None else phase.restore("work")
         values = {"seconds": 0.0, "compile_s": 0.0, "tokens": 0} if saved is None else saved
         self.seconds, self.compile_s = float(values["seconds"]), float(values["compile_s"])

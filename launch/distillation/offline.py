@@ -7,8 +7,8 @@ from typing import Literal
 from rich.console import Console
 
 from launch.cli.errors import ConfigError
+from launch.cli.long_phases import LongPhases
 from launch.cli.paths import check_checkpoint, check_writable, write_results
-from launch.cli.unfinished import Unfinished
 from launch.data.hub import hub_name
 from launch.data.json_lines import JsonLinesWriter
 from launch.data.responses import Answers, answer_records, load_answers
@@ -74,7 +74,7 @@ class DistillArgs(Options):
 
 
 def distill_offline(
-    experiment: Experiment, params: Params, args: DistillArgs, out: Path, console: Console, unfinished: Unfinished
+    experiment: Experiment, params: Params, args: DistillArgs, out: Path, console: Console, long_phases: LongPhases
 ) -> None:
     """Distil the draft of `params`, measure it, write it and distill.json to `out`, and print the results.
 
@@ -84,7 +84,7 @@ def distill_offline(
     config, networks = experiment.config, experiment.networks
     responses = None
     if args.responses is not None:
-        with unfinished.phase("loading of answers", 1, "files", kept=False, quiet=True) as phase:
+        with long_phases.phase("loading of answers", 1, "files", kept=False, quiet=True) as phase:
             responses = _load_responses(Path(args.responses), experiment, console)
             phase.finish()
     check_distillation(experiment, responses)
@@ -106,7 +106,13 @@ def distill_offline(
     trained = args.start == "checkpoint"
     choose_vocabulary = config.draft.vocab_size is not None and not trained
     result = distill(
-        experiment, params, unfinished, given=responses, choose_vocabulary=choose_vocabulary, trained=trained, keep=keep
+        experiment,
+        params,
+        long_phases,
+        given=responses,
+        choose_vocabulary=choose_vocabulary,
+        trained=trained,
+        keep=keep,
     )
     distilled = replace(params, draft=result.draft)
     policy = args.checkpoint or config.model.path
@@ -120,9 +126,9 @@ def distill_offline(
 
     temperature = config.rollout.law.temperature
     measured = experiment, result.drafter, distilled
-    acceptance = [measure_acceptance(*measured, temperature, untrained=params, unfinished=unfinished)]
+    acceptance = [measure_acceptance(*measured, temperature, untrained=params, long_phases=long_phases)]
     for other in sorted(set(args.temperatures) - {temperature}):
-        acceptance.append(measure_acceptance(*measured, other, unfinished=unfinished))
+        acceptance.append(measure_acceptance(*measured, other, long_phases=long_phases))
     for directory in written:
         state_made_for(directory, made_for_distillation(policy, networks.decoder, acceptance[0]))
     origin = {"recipe": config.name, "policy": policy, "responses": args.responses}

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from jax.sharding import Mesh
 
-from launch.cli.unfinished import Unfinished
+from launch.cli.long_phases import LongPhases
 from launch.data.responses import Answers
 from specjax.parallel import processes
 from specjax.parallel.memory import host_memory
@@ -40,7 +40,7 @@ class TeacherOutputCache:
     weights:      the policy's parameters.
     rows:         number of answers per batch.
     budget:       largest number of tokens of an answer.
-    unfinished:   shows the progress.
+    long_phases:  shows the progress.
     microbatches: number of parts of a batch that run one after the other, to save memory.
     ladder:       lengths that rows are padded to; longer rows to WIDTHS. If it has the longest possible row, answers
                   are padded to the longest one too.
@@ -53,13 +53,13 @@ class TeacherOutputCache:
         weights: PyTree,
         rows: int,
         budget: int,
-        unfinished: Unfinished,
+        long_phases: LongPhases,
         microbatches: int = 1,
         ladder: tuple[int, ...] = (),
     ) -> None:
         self._teacher, self._weights = make_teacher(policy, mesh, microbatches), weights
         self._rows, self._budget, self._dtype = rows, budget, policy.dtype
-        self._unfinished, self._ladder = unfinished, ladder
+        self._long_phases, self._ladder = long_phases, ladder
         # Of each answer: float [length, features and hidden].
         self._outputs: list[np.ndarray] = []
         self._features = self._bytes = 0
@@ -75,7 +75,7 @@ class TeacherOutputCache:
         self._outputs += [np.zeros(0)] * len(new)
         by_length = new[np.argsort(answers.lengths[new], kind="stable")]
         parts = [by_length[start : start + self._rows] for start in range(0, len(new), self._rows)]
-        with self._unfinished.phase("features", len(parts), "batches", kept=False) as phase:
+        with self._long_phases.phase("features", len(parts), "batches", kept=False) as phase:
             for part in parts:
                 picks = np.pad(part, (0, self._rows - len(part)), constant_values=-1)
                 self._store(part, answers.lengths[part], self._teacher(self._weights, self._cut(answers, picks)))

@@ -6,7 +6,7 @@ from itertools import accumulate
 import numpy as np
 
 from launch.cli.errors import ConfigError
-from launch.cli.unfinished import Unfinished
+from launch.cli.long_phases import LongPhases
 from launch.data.responses import Answers
 from launch.distillation.answers import AnswerGenerator, Keep
 from launch.distillation.cost import DistillationCost, Work
@@ -66,7 +66,7 @@ def check_distillation(experiment: Experiment, given: Answers | None = None) -> 
 def distill(
     experiment: Experiment,
     params: Params,
-    unfinished: Unfinished,
+    long_phases: LongPhases,
     *,
     given: Answers | None = None,
     choose_vocabulary: bool = False,
@@ -81,7 +81,7 @@ def distill(
     Args:
         experiment:        the run.
         params:            parameters of policy and draft.
-        unfinished:        progress of earlier processes, which is not repeated.
+        long_phases:       progress of earlier processes, which is not repeated.
         given:             answers to train on. None: generate them.
         choose_vocabulary: choose a reduced draft vocabulary from the most frequent tokens of the first answers. The
                            draft must be untrained.
@@ -94,7 +94,7 @@ def distill(
     # Numbers of answers, given or generated so far, at the end of each chunk.
     counts = [n * experiment.sequences for n in accumulate(_chunks(experiment))] if given is None else [len(given)]
     steps = experiment.config.distill.steps or -(-PASSES * counts[-1] // rows)
-    generator = AnswerGenerator(experiment, unfinished, counts[-1], keep) if given is None else None
+    generator = AnswerGenerator(experiment, long_phases, counts[-1], keep) if given is None else None
     for number, count in enumerate(counts, start=1):
         if generator is not None:
             generating_drafter = drafter if can_draft or trainer is not None else NoDrafter()
@@ -104,7 +104,7 @@ def distill(
         if trainer is None:
             if choose_vocabulary:
                 drafter = with_vocabulary(experiment, answers)
-            trainer = DraftTrainer(experiment, drafter, params, steps, unfinished)
+            trainer = DraftTrainer(experiment, drafter, params, steps, long_phases)
         trainer.train(answers, steps * number // len(counts))
     assert trainer is not None and answers is not None
     generating, training = Work() if generator is None else generator.work, trainer.work
@@ -137,18 +137,18 @@ class DraftTrainer:
     """Trainer of the draft of `params`. steps: total number of steps, for the learning-rate schedule."""
 
     def __init__(
-        self, experiment: Experiment, drafter: Drafter, params: Params, steps: int, unfinished: Unfinished
+        self, experiment: Experiment, drafter: Drafter, params: Params, steps: int, long_phases: LongPhases
     ) -> None:
         config, policy, mesh = experiment.config, experiment.networks.policy, experiment.mesh
         rows, microbatches = config.distill.batch_size, config.distill.microbatches
         optimizer = make_optimizer(config.draft_optimizer, steps)
         self._weights, self._seed, self._rows = params.policy, config.seed, rows
-        self._phase = unfinished.phase("distillation", steps, "steps")
+        self._phase = long_phases.phase("distillation", steps, "steps")
         self.work = Work(self._phase)
         self._state = self._phase.restore("trainer", init_distill_state(params.draft, optimizer, mesh))
         budget, ladder = config.rollout.max_new_tokens, config.ladder
         self._teacher = TeacherOutputCache(
-            policy, mesh, params.policy, rows, budget, unfinished, microbatches=microbatches, ladder=ladder
+            policy, mesh, params.policy, rows, budget, long_phases, microbatches=microbatches, ladder=ladder
         )
         options = {"microbatches": microbatches, "logit_chunk": config.logit_chunk}
         self._step = make_distill_step(policy, drafter, config.rollout.law, optimizer, mesh, **options)

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
-from launch.cli.unfinished import Unfinished
+from launch.cli.long_phases import LongPhases
 from launch.data.batches import PromptTable, fixed_batches, prompts_per_batch
 from launch.data.json_lines import JsonLinesWriter
 from launch.data.problems import Problem
@@ -64,7 +64,7 @@ def evaluate_sets(
     sets: dict[str, list[Problem]],
     args: EvaluateArgs,
     console: Console,
-    unfinished: Unfinished,
+    long_phases: LongPhases,
 ) -> dict[str, Any]:
     """Sample, score, save and print each set. Return the results for the JSON file. Raises Stopped at a signal."""
     config, networks, drafter = experiment.config, experiment.networks, experiment.networks.drafter
@@ -82,9 +82,9 @@ def evaluate_sets(
     with pool or nullcontext():
         final_answer = _final_answer(experiment, args, console)
         for number, (name, table) in enumerate(tables.items(), start=1):
-            score = compiled_reward(make_reward(pool, sets[name], experiment.tokenizer, unfinished))
+            score = compiled_reward(make_reward(pool, sets[name], experiment.tokenizer, long_phases))
             batches = fixed_batches(table, batch_size)
-            with unfinished.phase(f"evaluation of set {number}", len(batches), "batches") as phase:
+            with long_phases.phase(f"evaluation of set {number}", len(batches), "batches") as phase:
                 saved = phase.restore("sampled")
                 sampled = [] if saved is None else [Sampled(**saved)]
                 for prompts in batches[phase.done :]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.schema.rewards import TRACED, LengthConfig, RewardConfig
-from launch.cli.unfinished import NOT_KEPT, Unfinished
+from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from launch.rewards.scorers import NAMED, load_scorer
@@ -44,7 +44,7 @@ def final_answer_of(config: RewardConfig) -> Callable[[str], str | None] | None:
 
 
 def make_reward(
-    pool: RewardPool | None, problems: Sequence[Problem], tokenizer: Tokenizer, unfinished: Unfinished = NOT_KEPT
+    pool: RewardPool | None, problems: Sequence[Problem], tokenizer: Tokenizer, long_phases: LongPhases = NOT_KEPT
 ) -> RewardFn:
     """Return the reward function for completions of `problems`; without a pool, the traced one.
 
@@ -53,7 +53,7 @@ def make_reward(
     """
     if pool is None:
         return traced_exact(problems, tokenizer)
-    if unscorable := unscorable_answers(pool, problems, unfinished):
+    if unscorable := unscorable_answers(pool, problems, long_phases):
         logger.warning(
             "reward.scorer = %s: %d of %d problems have an answer that does not score 1.0 even if a completion states "
             "it, so nothing can be learnt from them; answers: %s",
@@ -63,7 +63,7 @@ def make_reward(
     return HostReward(host_scorer(pool, tokenizer, problems), pool.config.parts)
 
 
-def unscorable_answers(pool: RewardPool, problems: Sequence[Problem], unfinished: Unfinished = NOT_KEPT) -> list[str]:
+def unscorable_answers(pool: RewardPool, problems: Sequence[Problem], long_phases: LongPhases = NOT_KEPT) -> list[str]:
     """Return the distinct answers that do not score 1.0 when stated; none without a `stating`."""
     name = pool.config.scorer
     stating = load_scorer(name, pool.config.pattern_of(name)).stating if name in NAMED else None
@@ -72,7 +72,7 @@ def unscorable_answers(pool: RewardPool, problems: Sequence[Problem], unfinished
     answers = list(dict.fromkeys(problem.answer for problem in problems))
     values, size = list[float](), pool.config.workers * CHUNK
     parts = [answers[start : start + size] for start in range(0, len(answers), size)]
-    with unfinished.phase(f"check of {len(answers)} answers", len(parts), "parts", kept=False, quiet=True) as phase:
+    with long_phases.phase(f"check of {len(answers)} answers", len(parts), "parts", kept=False, quiet=True) as phase:
         for part in parts:
             scored = pool.score([stating(answer) for answer in part], part)
             values += scored[:, pool.scorers.index(name)].tolist()

@@ -11,8 +11,8 @@ from pathlib import Path
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
 from launch.cli.lock import exclusive
+from launch.cli.long_phases import UNFINISHED
 from launch.cli.paths import CHECKPOINTS
-from launch.cli.unfinished import UNFINISHED
 from launch.run.history import CONFIG_FILE, EVENTS_FILE, METRICS_FILE, records_of
 from launch.run.records import differences, read_recorded
 from models.files import write_atomically

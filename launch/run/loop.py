@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from launch.cli.compilation import CompileClock
 from launch.cli.console import console
 from launch.cli.errors import RunStopped
-from launch.cli.unfinished import Unfinished
+from launch.cli.long_phases import LongPhases
 from launch.costs.cost_table import CostTable
 from launch.data.batches import PromptPipeline
 from launch.evaluation.sampler import Evaluate
@@ -36,7 +36,7 @@ class TrainingLoop:
 
     train_step: the compiled step. probe_step: the same step, timed stage by stage; None for an asynchronous run.
     costs:      the costs by which draft lengths are chosen; None at a fixed draft length.
-    unfinished: warm-up and distillation, which are kept until there is a checkpoint.
+    long_phases: warm-up and distillation, which are kept until there is a checkpoint.
     """
 
     experiment: Experiment
@@ -48,7 +48,7 @@ class TrainingLoop:
     costs: CostTable | None
     saves: Checkpointer
     logs: RunLogs
-    unfinished: Unfinished
+    long_phases: LongPhases
     clock: CompileClock = field(default_factory=CompileClock)
 
     def run(self) -> TrainState:
@@ -80,7 +80,7 @@ class TrainingLoop:
         self.logs.timer.finish()
         self.record_newest()
         if self.logs.signals.received is None:
-            self.unfinished.remove()
+            self.long_phases.remove()
         return state
 
     def begin_ahead(self, state: TrainState) -> TrainState:
@@ -196,7 +196,7 @@ class TrainingLoop:
         newest = self.saves.newest()
         if newest is None:
             return
-        self.unfinished.remove()
+        self.long_phases.remove()
         if newest >= self.start.step:
             self.logs.events.record_checkpoint(newest)
 

@@ -9,9 +9,9 @@ import jax
 from rich.console import Console
 
 from launch.cli.errors import ConfigError
+from launch.cli.long_phases import LongPhases
 from launch.cli.paths import CHECKPOINTS, check_checkpoint
 from launch.cli.progress import Progress
-from launch.cli.unfinished import Unfinished
 from launch.distillation.trainer import check_distillation, distill
 from launch.run.supervised_warmup import check_warmup, warm_up
 from launch.setup.experiment import Experiment
@@ -49,7 +49,7 @@ def saved_step(directory: Path, which: Which = "newest") -> int:
 
 
 def trained_networks(
-    experiment: Experiment, checkpoint: str | None, which: Which, console: Console, unfinished: Unfinished
+    experiment: Experiment, checkpoint: str | None, which: Which, console: Console, long_phases: LongPhases
 ) -> Params:
     """Return the networks of a run's checkpoint; without one, the recipe's after warm-up and distillation.
 
@@ -64,14 +64,14 @@ def trained_networks(
     check_warmup(experiment)
     if distils:
         check_distillation(experiment)
-    params = warm_up(experiment, unfinished)
+    params = warm_up(experiment, long_phases)
     if not distils:
         return params
     if not config.distill.steps:
         console.print(
             "the draft has random weights: distilled first, as launch.distill does (or pass --checkpoint RUN)"
         )
-    return replace(params, draft=distill(experiment, params, unfinished).draft)
+    return replace(params, draft=distill(experiment, params, long_phases).draft)
 
 
 @contextlib.contextmanager

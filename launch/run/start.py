@@ -7,7 +7,7 @@ import jax
 
 from launch.cli.console import console
 from launch.cli.errors import ConfigError
-from launch.cli.unfinished import Unfinished
+from launch.cli.long_phases import LongPhases
 from launch.costs.cost_table import CostTable
 from launch.data.batches import PromptPipeline, fixed_batches
 from launch.distillation.trainer import distill
@@ -35,16 +35,16 @@ class Start(NamedTuple):
     accuracy_before: float | None
 
 
-def start_new(experiment: Experiment, evaluate: Evaluate, costs: CostTable | None, unfinished: Unfinished) -> Start:
+def start_new(experiment: Experiment, evaluate: Evaluate, costs: CostTable | None, long_phases: LongPhases) -> Start:
     """Start a new run: warm up the policy and distil the draft as the recipe says. Raises Stopped at a signal."""
     config = experiment.config
 
     def before_rl() -> Params:
-        params = warm_up(experiment, unfinished)
-        return replace(params, draft=distill(experiment, params, unfinished).draft) if config.distill.steps else params
+        params = warm_up(experiment, long_phases)
+        return replace(params, draft=distill(experiment, params, long_phases).draft) if config.distill.steps else params
 
     params = processes.within(experiment.mesh, before_rl, elsewhere=experiment.networks.params)
-    state = fresh_state(experiment, params, None if costs is None else costs.update(params, 0, unfinished))
+    state = fresh_state(experiment, params, None if costs is None else costs.update(params, 0, long_phases))
     return Start(state, 0, evaluate(state.params) if config.eval.every else None)
 
 

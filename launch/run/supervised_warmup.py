@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch.cli.errors import ConfigError
-from launch.cli.unfinished import Unfinished
+from launch.cli.long_phases import LongPhases
 from launch.data.responses import Answers, worked_solutions
 from launch.setup.experiment import Experiment
 from specjax import kernels
@@ -22,7 +22,7 @@ from specjax.train.optimizer import init_moments, make_optimizer, update, usable
 from specjax.types import Params, PyTree
 
 
-def warm_up(experiment: Experiment, unfinished: Unfinished) -> Params:
+def warm_up(experiment: Experiment, long_phases: LongPhases) -> Params:
     """Return the recipe's networks, with the policy after `warmup.steps` supervised steps.
 
     A step minimises the cross-entropy of the solutions. Raises Stopped at a signal.
@@ -48,7 +48,7 @@ def warm_up(experiment: Experiment, unfinished: Unfinished) -> Params:
         moments = init_moments(optimizer, params, mesh)
         layout = jax.tree.map(lambda x: x.sharding, (params, moments))
         jitted = jax.jit(step, in_shardings=(*layout, rows), out_shardings=(*layout, None), donate_argnums=(0, 1))
-        with unfinished.phase("warm-up", config.steps, "steps") as phase:
+        with long_phases.phase("warm-up", config.steps, "steps") as phase:
             params, moments = phase.restore("networks", (params, moments))
             for i in range(phase.done, config.steps):
                 batch = solutions.draw(config.batch_size, seed, i)

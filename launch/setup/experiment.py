@@ -14,7 +14,7 @@ from configs.schema import AsynchronousConfig, RunConfig
 from launch.cli.errors import ConfigError, check_all
 from launch.cli.functions import load_function
 from launch.cli.hosts import request_cpu_devices
-from launch.cli.unfinished import NOT_KEPT, Unfinished
+from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.data.batches import PromptPipeline, PromptTable, prompt_pipeline
 from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer, Tokenizer
@@ -151,13 +151,13 @@ class Experiment:
 
 
 def build_experiment(
-    config: RunConfig, training: bool = True, unfinished: Unfinished = NOT_KEPT, asynchronous: bool = False
+    config: RunConfig, training: bool = True, long_phases: LongPhases = NOT_KEPT, asynchronous: bool = False
 ) -> Experiment:
     """Build the experiment that `config` describes. Raises ConfigError if its sections contradict each other.
 
     training: False reads problems only if the draft may depend on them, because its vocabulary is chosen from them or
     a user function builds it, and skips the checks of how a training step is divided over the mesh.
-    unfinished: shows the progress of loading. Raises Stopped at a signal.
+    long_phases: shows the progress of loading. Raises Stopped at a signal.
     asynchronous: True follows the config's `asynchronous` section, which only runs do.
     """
     functions = _load_functions(config)
@@ -178,7 +178,7 @@ def build_experiment(
         if lag is not None:
             checks.append(partial(_check_prompts, config, batch_shards(rollout_mesh), "asynchronous.rollout_mesh"))
     check_all(checks)
-    with unfinished.phase("loading", 3, "parts", kept=False, quiet=True) as phase:
+    with long_phases.phase("loading", 3, "parts", kept=False, quiet=True) as phase:
         tokenizer = build_tokenizer(config)
         phase.finish(note="tokenizer loaded")
         stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens

@@ -211,7 +211,7 @@ import resource, signal
 from pathlib import Path
 import jax.numpy as jnp
 from launch.cli.options import run_program
-from launch.cli.unfinished import Unfinished
+from launch.cli.long_phases import LongPhases
 from specjax.checkpoint import Checkpointer
 from specjax.types import Params, TrainState
 def arrays(count):
@@ -229,7 +229,7 @@ def checkpoint(directory):
         saves.save(6, state(10**5), {}, {})
         saves.save(9, state(1), {}, {})
 def phase(directory):
-    with Unfinished(directory).phase("warm-up", 9, "steps") as phase:
+    with LongPhases(directory).phase("warm-up", 9, "steps") as phase:
         phase.finish({"networks": arrays(1)}, save=True)
         fill()
         phase.finish({"networks": arrays(10**5)}, save=True)

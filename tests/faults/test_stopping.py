@@ -23,10 +23,10 @@ from rich.console import Console
 import launch.evaluate
 from launch.cli import progress
 from launch.cli.errors import ConfigError, Stopped
+from launch.cli.long_phase import SAVE_EVERY_S
+from launch.cli.long_phases import UNFINISHED, LongPhases, options_text
 from launch.cli.options import parse_run
-from launch.cli.phase import SAVE_EVERY_S
 from launch.cli.progress import Progress
-from launch.cli.unfinished import UNFINISHED, Unfinished, options_text
 from launch.distillation.cost import DistillationCost
 from launch.distillation.trainer import distill
 from launch.evaluation.options import EvaluateArgs
@@ -36,7 +36,7 @@ from launch.setup.experiment import Experiment, build_experiment
 from specjax.checkpoint import Checkpointer
 from specjax.types import Params, TrainState
 from tests.launch.programs import LEAST, argv, flags
-from tests.launch.test_unfinished import SignalAfter, stopping_after
+from tests.launch.test_long_phases import SignalAfter, stopping_after
 from tests.refusals import refuses
 
 SMALL = LEAST | flags(
@@ -50,7 +50,7 @@ def experiment() -> Experiment:
     return build_experiment(parse_run(argv("tiny", SMALL), "", ""))
 
 
-def before_rl(experiment: Experiment, work: Unfinished) -> tuple[Params, DistillationCost]:
+def before_rl(experiment: Experiment, work: LongPhases) -> tuple[Params, DistillationCost]:
     """Warm up and distil, as a new run does."""
     copied = jax.tree.map(jnp.copy, experiment.networks.params)
     fresh = replace(experiment, networks=replace(experiment.networks, params=copied))
@@ -60,7 +60,7 @@ def before_rl(experiment: Experiment, work: Unfinished) -> tuple[Params, Distill
 
 
 def test_row_14_warm_up_and_distillation_continue_bit_for_bit(experiment: Experiment, tmp_path: Path) -> None:
-    expected, _ = before_rl(experiment, Unfinished())
+    expected, _ = before_rl(experiment, LongPhases())
     stops = 0
     while True:
         try:
@@ -78,7 +78,7 @@ def test_row_14_warm_up_and_distillation_continue_bit_for_bit(experiment: Experi
 
 @pytest.mark.slow
 def test_row_14_the_cost_of_a_distillation_is_that_of_all_its_processes(experiment: Experiment, tmp_path: Path) -> None:
-    _, whole = before_rl(experiment, Unfinished())
+    _, whole = before_rl(experiment, LongPhases())
     for turn in itertools.count():
         assert turn < 50
         with contextlib.suppress(Stopped):
@@ -89,7 +89,7 @@ def test_row_14_the_cost_of_a_distillation_is_that_of_all_its_processes(experime
         assert getattr(cost, name) == getattr(whole, name) > 0
     assert cost.generation_s > 0 and 0 < cost.compile_s < cost.generation_s + cost.training_s
     # A process that finds everything done reports exactly the same cost.
-    _, again = before_rl(experiment, Unfinished(tmp_path))
+    _, again = before_rl(experiment, LongPhases(tmp_path))
     assert again == cost
 
 
@@ -99,14 +99,14 @@ def test_row_14_without_a_directory_nothing_is_kept(experiment: Experiment) -> N
 
 
 def test_row_14_states_of_other_options_are_refused(tmp_path: Path) -> None:
-    with Unfinished(tmp_path / UNFINISHED, options="a").phase("x", 2, "units") as phase:
+    with LongPhases(tmp_path / UNFINISHED, options="a").phase("x", 2, "units") as phase:
         phase.finish({"x": {"y": np.arange(3)}}, save=True)
         phase.finish({"x": {"y": np.arange(3) + 1}})
-    again = Unfinished(tmp_path / UNFINISHED, options="a").phase("x", 2, "units")
+    again = LongPhases(tmp_path / UNFINISHED, options="a").phase("x", 2, "units")
     assert again.done == 2
     np.testing.assert_array_equal(again.restore("x")["y"], [1, 2, 3])
     with refuses(f"{tmp_path / UNFINISHED}: ", ConfigError):
-        Unfinished(tmp_path / UNFINISHED, options="b")
+        LongPhases(tmp_path / UNFINISHED, options="b")
 
 
 def test_row_14_a_phase_without_a_state_starts_again(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_row_14_a_phase_without_a_state_starts_again(tmp_path: Path) -> None:
     with pytest.raises(Stopped, match="starts again"), work.phase("x", 5, "units", kept=False) as phase:
         for _ in range(5):
             phase.finish()
-    assert Unfinished(tmp_path).phase("x", 5, "units").done == 0
+    assert LongPhases(tmp_path).phase("x", 5, "units").done == 0
 
 
 def test_row_14_the_newest_checkpoint_is_compared_by_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,13 +131,13 @@ def test_row_14_the_newest_checkpoint_is_compared_by_its_step(tmp_path: Path, mo
 
 
 def test_row_14_states_are_kept_every_few_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(KeyError), Unfinished(tmp_path).phase("x", 9, "units") as phase:
+    with pytest.raises(KeyError), LongPhases(tmp_path).phase("x", 9, "units") as phase:
         phase.finish({"x": {"y": np.arange(3)}})
         phase._saved_at -= SAVE_EVERY_S + 1
         phase.finish({"x": {"y": np.arange(3)}})
         phase.finish({"x": {"y": np.arange(3)}})
         raise KeyError  # killed
-    assert Unfinished(tmp_path).phase("x", 9, "units").done == 2
+    assert LongPhases(tmp_path).phase("x", 9, "units").done == 2
 
 
 @pytest.fixture

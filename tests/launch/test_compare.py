@@ -14,8 +14,8 @@ from rich.console import Console
 
 import launch.compare
 from launch.cli.errors import ConfigError, Stopped
+from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.cli.options import parse_run
-from launch.cli.unfinished import NOT_KEPT, Unfinished
 from launch.comparison.asynchronous import NOTE
 from launch.comparison.closing import check_comparison, compare_steps
 from launch.comparison.first_difference import FirstDifference, first_difference
@@ -110,7 +110,7 @@ def test_a_comparison_that_is_stopped_shows_the_steps_so_far():
     draft_training, rollout_options = SimpleNamespace(max_every=32), SimpleNamespace(lengths=(0, 3))
     config: Any = SimpleNamespace(draft_training=draft_training, rollout=rollout_options)
     with pytest.raises(Stopped):
-        time_variants(variants, config, 9, Unfinished(), Console(), shown.update)
+        time_variants(variants, config, 9, LongPhases(), Console(), shown.update)
     assert len(shown["3"].turns) == 2 and shown["3"].step_speedup == (2.0, 2.0, 2.0)
 
 
@@ -202,7 +202,7 @@ def test_the_memory_of_both_kinds_of_step_is_checked(monkeypatch: pytest.MonkeyP
         config = parse_run(argv("tiny", SMALL | {"--asynchronous.lag": str(lag)}), "", "")
         experiment = build_experiment(config, asynchronous=True)
         with refuses("enough = 4", ConfigError):
-            launch.compare.compare(experiment, CompareArgs(), Unfinished())
+            launch.compare.compare(experiment, CompareArgs(), LongPhases())
     for meshes in ([mesh for _, mesh in checked[:4]], [mesh for _, mesh in checked[4:]]):
         assert meshes == [experiment.rollout_mesh, *[experiment.mesh] * 3]
     (copies, waiting, *_), (more_copies, more_waiting, *_) = checked[0][0], checked[4][0]

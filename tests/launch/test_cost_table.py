@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from launch.cli.errors import ConfigError
-from launch.cli.unfinished import Unfinished
+from launch.cli.long_phases import LongPhases
 from launch.costs.cost_table import CostTable, load_cells
 from specjax.cost import Cell
 from specjax.rollout.plan import Phase, RolloutConfig
@@ -63,7 +63,7 @@ class FakeTimer:
     def __init__(self) -> None:
         self._times = itertools.count(1)
 
-    def measure(self, _: object, step: int, unfinished: Unfinished) -> list[Cell]:
+    def measure(self, _: object, step: int, long_phases: LongPhases) -> list[Cell]:
         time = next(self._times)
         return [Cell(8, 40, 0, time, step), Cell(8, 40, 2, 2 * time + time**2, step)]
 

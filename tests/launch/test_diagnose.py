@@ -18,8 +18,8 @@ import launch.diagnosis.alternatives
 import launch.diagnosis.diagnose
 from configs.override import override
 from launch.cli.errors import ConfigError
+from launch.cli.long_phases import LongPhases
 from launch.cli.recipes import load_recipe
-from launch.cli.unfinished import Unfinished
 from launch.diagnosis.acceptance import rates
 from launch.diagnosis.alternatives import alternatives
 from launch.diagnosis.diagnose import diagnose, diagnostic_run
@@ -62,7 +62,7 @@ def built(settings: Options) -> Experiment:
 def distilled(settings: Options) -> Trained:
     experiment = built(settings)
     params = experiment.networks.params
-    return experiment, replace(params, draft=distill(experiment, params, Unfinished()).draft)
+    return experiment, replace(params, draft=distill(experiment, params, LongPhases()).draft)
 
 
 @pytest.fixture(scope="module", autouse=True)

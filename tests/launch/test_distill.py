@@ -16,8 +16,8 @@ import pytest
 
 import launch.distill
 import launch.train
+from launch.cli.long_phases import LongPhases
 from launch.cli.options import parse_run
-from launch.cli.unfinished import Unfinished
 from launch.distillation.acceptance import measure_acceptance
 from launch.distillation.trainer import DraftTrainer, distill
 from launch.setup.experiment import build_experiment
@@ -197,7 +197,7 @@ def test_the_first_answers_are_drafted_where_the_draft_is_not_random(
     experiment = build_experiment(parse_run(argv("gsm8k", shrunk | options), "", ""))
     for trained in (False, True):
         with pytest.raises(Seen) as seen:
-            distill(experiment, experiment.networks.params, Unfinished(), trained=trained)
+            distill(experiment, experiment.networks.params, LongPhases(), trained=trained)
         assert seen.value.args == ((HeadDrafter, DRAFT_LENGTH) if saved or trained else (NoDrafter, 0))
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch.cli.unfinished import NOT_KEPT
+from launch.cli.long_phases import NOT_KEPT
 from launch.data.arithmetic import ALPHABET
 from launch.data.batches import PromptTable
 from launch.data.json_lines import JsonLinesWriter

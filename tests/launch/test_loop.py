@@ -55,7 +55,7 @@ class Recorder:
             saves=SimpleNamespace(save=self._save, newest=lambda: None),
             signals=self.signals,
             skipped=self.skipped,
-            unfinished=SimpleNamespace(remove=lambda: self.removed.append(self.number)),
+            long_phases=SimpleNamespace(remove=lambda: self.removed.append(self.number)),
         )
         logs = RunLogs(directory, events, samples, StepTimer(self._log), fakes.skipped, fakes.signals)
         state: Any = SimpleNamespace(params=None, drafting=None, ahead=(), carried=None)
@@ -69,7 +69,7 @@ class Recorder:
             unused,
             fakes.saves,
             logs,
-            fakes.unfinished,
+            fakes.long_phases,
         )
         self.number, self.removed = start_step, list[int]()
 

@@ -19,8 +19,8 @@ import pytest
 from configs.override import override
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
+from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.cli.signals import StopSignals
-from launch.cli.unfinished import NOT_KEPT, Unfinished
 from launch.run.directory import open_run
 from launch.run.networks import restore_params
 from launch.setup.experiment import build_experiment
@@ -59,7 +59,7 @@ def odd(rollout: Rollout, prompts: Prompts) -> Reward:
 
 def run(config: RunConfig) -> int:
     with open_run(config) as directory:
-        return train(build_experiment(config, asynchronous=True), odd, odd, directory, StopSignals(print), Unfinished())
+        return train(build_experiment(config, asynchronous=True), odd, odd, directory, StopSignals(print), LongPhases())
 
 
 def write_cells(directory: Path, cells: Sequence[Cell]) -> str:
@@ -183,7 +183,7 @@ def test_a_run_goes_on_exactly_with_the_sequences_that_it_carried_over(tmp_path:
         reward = HostReward(score)
         with open_run(config) as opened:
             experiment = build_experiment(config, asynchronous=True)
-            assert train(experiment, reward, odd, opened, StopSignals(print), Unfinished()) == 0
+            assert train(experiment, reward, odd, opened, StopSignals(print), LongPhases()) == 0
         shown[directory] = seen
         return metrics(directory)
 

@@ -16,10 +16,10 @@ from configs.schema import RunConfig
 from configs.schema.rewards import RewardConfig
 from launch.cli import progress
 from launch.cli.errors import ConfigError, Stopped
+from launch.cli.long_phases import OPTIONS, UNFINISHED, LongPhases, long_phases_beside
 from launch.cli.options import parse_run
 from launch.cli.paths import new_output_directory
 from launch.cli.progress import Progress
-from launch.cli.unfinished import OPTIONS, UNFINISHED, Unfinished, unfinished_beside
 from launch.costs.turns import timed_turns
 from launch.data.problems import Problem
 from launch.rewards.reward_fn import unscorable_answers
@@ -41,14 +41,14 @@ class SignalAfter:
         return signal.SIGTERM if self._left <= 0 else None
 
 
-def stopping_after(count: int, directory: Path | None = None) -> Unfinished:
+def stopping_after(count: int, directory: Path | None = None) -> LongPhases:
     signals: Any = SignalAfter(count)
-    return Unfinished(directory, signals)
+    return LongPhases(directory, signals)
 
 
 def write_phases(directory: Path) -> None:
     """Leave three finished phases."""
-    work = Unfinished(directory, options="same")
+    work = LongPhases(directory, options="same")
     for name in ("first", "second", "third"):
         with work.phase(name, 1, "units") as phase:
             phase.finish({"part": {"x": np.arange(1000)}})
@@ -87,7 +87,7 @@ def test_damaged_phases_start_again(tmp_path: Path, capsys: pytest.CaptureFixtur
     write_phases(directory)
     damage(directory / "second")
     capsys.readouterr()
-    work = Unfinished(directory, options="same")
+    work = LongPhases(directory, options="same")
     phases = [work.phase(name, 1, "units") for name in ("first", "second", "third")]
     assert [phase.done for phase in phases] == [1, 0, 0]
     (line,) = capsys.readouterr().out.splitlines()
@@ -97,7 +97,7 @@ def test_damaged_phases_start_again(tmp_path: Path, capsys: pytest.CaptureFixtur
     for phase in phases[1:]:
         with phase:
             phase.finish({"part": {"x": np.arange(2)}})
-    assert [Unfinished(directory).phase(name, 1, "units").done for name in ("first", "second", "third")] == [1, 1, 1]
+    assert [LongPhases(directory).phase(name, 1, "units").done for name in ("first", "second", "third")] == [1, 1, 1]
     work.remove()
     assert not directory.exists()
 
@@ -105,24 +105,24 @@ def test_damaged_phases_start_again(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_other_damage_is_refused_in_one_line(tmp_path: Path):
     directory = tmp_path / UNFINISHED
     write_phases(directory)
-    phase = Unfinished(directory, options="same").phase("first", 1, "units")
+    phase = LongPhases(directory, options="same").phase("first", 1, "units")
     with refuses(f"{directory}/first/1: ", ConfigError):
         phase.restore("a part of another version")
     (directory / OPTIONS).write_bytes(b"\xff")
     with refuses(f"{directory}: ", ConfigError):
-        Unfinished(directory, options="same")
+        LongPhases(directory, options="same")
     (tmp_path / "file").touch()
     with refuses(f"{tmp_path / 'file'}: ", ConfigError):
-        Unfinished(tmp_path / "file")
+        LongPhases(tmp_path / "file")
 
 
 def test_one_process_writes_to_a_file_of_results(tmp_path: Path):
     signals: Any = SimpleNamespace(received=None)
     results, saved = str(tmp_path / "results.json"), str(tmp_path / "saved.jsonl")
-    with unfinished_beside({"json": None, "save": saved}, signals), unfinished_beside({"json": results}, signals):
+    with long_phases_beside({"json": None, "save": saved}, signals), long_phases_beside({"json": results}, signals):
         for mine in ({"json": results, "save": None}, {"json": f"{results}2", "save": saved}, {"json": saved}):
             option = "json" if mine["json"] in (results, saved) else "save"
-            with refuses(f"{option} = {mine[option]}: process ", ConfigError), unfinished_beside(mine, signals):
+            with refuses(f"{option} = {mine[option]}: process ", ConfigError), long_phases_beside(mine, signals):
                 pass
     assert not list(tmp_path.iterdir())
 
@@ -135,22 +135,22 @@ def test_timed_turns_continue_by_whole_turns_on_the_same_machine(
     def run(name: str) -> Callable[[int], float]:
         return lambda turn: asked.append((name, turn)) or float(len(asked))
 
-    def take(work: Unfinished) -> list[dict[str, float]]:
+    def take(work: LongPhases) -> list[dict[str, float]]:
         asked.clear()
         return timed_turns(work.phase("rollouts", 4, "turns"), {"a": run("a"), "b": run("b")})
 
     with pytest.raises(Stopped, match="rollouts: stopped after 2 of 4 turns"):
         take(stopping_after(2, tmp_path))
     assert asked == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
-    turns = take(Unfinished(tmp_path))
+    turns = take(LongPhases(tmp_path))
     # The order of turns continues too.
     assert asked == [("a", 2), ("b", 2), ("b", 3), ("a", 3)]
     assert turns == [{"a": 1.0, "b": 2.0}, {"b": 3.0, "a": 4.0}, {"a": 1.0, "b": 2.0}, {"b": 3.0, "a": 4.0}]
-    assert take(Unfinished(tmp_path)) == turns and not asked
+    assert take(LongPhases(tmp_path)) == turns and not asked
     capsys.readouterr()
     here = launch.costs.turns.machine()
     monkeypatch.setattr(launch.costs.turns, "machine", lambda: here | {"device": "another"})
-    assert len(take(Unfinished(tmp_path))) == 4 and len(asked) == 8
+    assert len(take(LongPhases(tmp_path))) == 4 and len(asked) == 8
     said = [line for line in capsys.readouterr().out.splitlines() if here["device"] in line]
     assert len(said) == 1 and said[0].startswith("rollouts: 4 turns of another machine ")
 
@@ -159,7 +159,7 @@ def test_loading_and_the_check_of_answers_stop(tmp_path: Path):
     config = parse_run(argv("tiny", LEAST), "", "")
     for count in (1, 2, 3):
         with pytest.raises(Stopped, match=f"loading: stopped after {count} of 3 parts"):
-            build_experiment(config, unfinished=stopping_after(count, tmp_path / UNFINISHED))
+            build_experiment(config, long_phases=stopping_after(count, tmp_path / UNFINISHED))
     # Phases without a state leave no files.
     assert not list(tmp_path.iterdir())
     scored: list[int] = []
@@ -194,7 +194,7 @@ def test_only_a_resuming_program_may_use_a_directory_in_use(tmp_path: Path):
     distilled, trained = (RunConfig(name="sums", steps=1, out=str(tmp_path / name)) for name in names)
     write_phases(tmp_path / "distilled" / UNFINISHED)
     (tmp_path / "distilled" / "draft").mkdir()
-    Unfinished(tmp_path / "trained" / UNFINISHED).phase("warm-up", 1, "steps")
+    LongPhases(tmp_path / "trained" / UNFINISHED).phase("warm-up", 1, "steps")
     (tmp_path / "trained" / "config.json").touch()
     assert new_output_directory(distilled, goes_on=True) == tmp_path / "distilled"
     for config, goes_on in ((distilled, False), (trained, True)):
@@ -204,6 +204,6 @@ def test_only_a_resuming_program_may_use_a_directory_in_use(tmp_path: Path):
 
 def test_json_of_turns_is_exact(tmp_path: Path):
     seconds = [0.1 + 0.2, 1e-9, float("nan")]
-    first = timed_turns(Unfinished(tmp_path).phase("x", 3, "turns"), {"a": lambda turn: seconds[turn]})
-    second = timed_turns(Unfinished(tmp_path).phase("x", 3, "turns"), {"a": lambda turn: 0.0})
+    first = timed_turns(LongPhases(tmp_path).phase("x", 3, "turns"), {"a": lambda turn: seconds[turn]})
+    second = timed_turns(LongPhases(tmp_path).phase("x", 3, "turns"), {"a": lambda turn: 0.0})
     assert json.dumps(first) == json.dumps(second) == json.dumps([{"a": value} for value in seconds])

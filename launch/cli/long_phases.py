@@ -12,7 +12,7 @@ from typing import Any
 from launch.cli.console import console
 from launch.cli.errors import ConfigError
 from launch.cli.lock import LOCK_FILE, exclusive, held_by_primary
-from launch.cli.phase import Phase, newest_state
+from launch.cli.long_phase import LongPhase, newest_state
 from launch.cli.signals import StopSignals
 from models.files import write_atomically
 from specjax.checkpoint_integrity import DamagedSave, check_manifest
@@ -23,7 +23,7 @@ OPTIONS = "options.txt"
 DAMAGED = ".damaged"
 
 
-class Unfinished:
+class LongPhases:
     """The long phases of a program, each with its state on the disk until `remove` is called.
 
     Args:
@@ -64,7 +64,7 @@ class Unfinished:
             )
         return True
 
-    def phase(self, name: str, total: int, unit: str, *, kept: bool = True, quiet: bool = False) -> "Phase":
+    def phase(self, name: str, total: int, unit: str, *, kept: bool = True, quiet: bool = False) -> "LongPhase":
         """Return a phase of `total` units, for use in a `with` block.
 
         If its saved state is damaged, a line says so, and it starts again, as do the phases after it.
@@ -86,7 +86,7 @@ class Unfinished:
             advice = "nothing is kept"
         else:
             advice = "--resume goes on from there" if self._options is None else "the same command goes on from there"
-        return Phase(name, total, unit, directory, self._signals, advice, quiet)
+        return LongPhase(name, total, unit, directory, self._signals, advice, quiet)
 
     def remove(self) -> None:
         """Remove all states, at the end of the program or when its results are saved. A lock on the directory stays."""
@@ -123,18 +123,18 @@ class Unfinished:
             console.print(f"{error}; renamed to *{DAMAGED}: {phase.name} and later phases start again")
 
 
-NOT_KEPT = Unfinished()
+NOT_KEPT = LongPhases()
 """Phases that nothing stops and whose states are kept nowhere."""
 
 
 def options_text(*options: Any) -> str:
-    """Return dataclasses of options as the text that `Unfinished` compares."""
+    """Return dataclasses of options as the text that `LongPhases` compares."""
     return json.dumps([asdict(each) for each in options], indent=1, default=str)
 
 
 @contextlib.contextmanager
-def unfinished_beside(files: Mapping[str, str | None], signals: StopSignals, *options: Any) -> Iterator[Unfinished]:
-    """Yield `Unfinished` with its states in FILE.unfinished, beside the first of a program's result files.
+def long_phases_beside(files: Mapping[str, str | None], signals: StopSignals, *options: Any) -> Iterator[LongPhases]:
+    """Yield `LongPhases` with its states in FILE.unfinished, beside the first of a program's result files.
 
     The states are removed when the block ends normally. Without files, no states are kept. All files are locked during
     the block: raises ConfigError if another process writes to one.
@@ -142,9 +142,9 @@ def unfinished_beside(files: Mapping[str, str | None], signals: StopSignals, *op
     files: option to path, None if the option is not set.
     """
     with exclusive_files(files) as directories:
-        unfinished = Unfinished(next(iter(directories), None), signals, options_text(*options))
-        yield unfinished
-        unfinished.remove()
+        long_phases = LongPhases(next(iter(directories), None), signals, options_text(*options))
+        yield long_phases
+        long_phases.remove()
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from specjax.writing import writing
 SAVE_EVERY_S = 300.0  # largest loss if a process is killed
 
 
-class Phase(Progress):
+class LongPhase(Progress):
     """A phase that shows its progress, and saves its state at its end, at a signal, and every SAVE_EVERY_S.
 
     It may be entered several times, with other work in between.
