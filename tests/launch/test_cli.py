@@ -314,7 +314,7 @@ def test_on_cpu_a_mesh_finds_its_devices_where_there_are_cores():
     )
     enough, few = (python("-c", f"import os; os.cpu_count = lambda: {count}; {code}") for count in (4, 2))
     assert enough.returncode == 0
-    assert "mesh = (4, 1, 1): " in few.stderr
+    assert "mesh = (4, 1, 1, 1): " in few.stderr
 
 
 def test_a_programs_exit_code():

@@ -1,6 +1,5 @@
 """States that an earlier process left: they are locked, checked for damage, and continued."""
 
-import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-import launch.costs.turns
 from configs.schema import RunConfig
 from configs.schema.rewards import RewardConfig
 from launch.cli import progress
@@ -127,32 +125,18 @@ def test_one_process_writes_to_a_file_of_results(tmp_path: Path):
     assert not list(tmp_path.iterdir())
 
 
-def test_timed_turns_continue_by_whole_turns_on_the_same_machine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
-    asked: list[tuple[str, int]] = []
+def test_timed_turns_reverse_their_order_and_stop_after_the_turn_under_way(tmp_path: Path):
+    calls, turns = list[tuple[str, int]](), list[dict[str, float]]()
 
     def run(name: str) -> Callable[[int], float]:
-        return lambda turn: asked.append((name, turn)) or float(len(asked))
+        return lambda turn: calls.append((name, turn)) or float(len(calls))
 
-    def take(work: LongPhases) -> list[dict[str, float]]:
-        asked.clear()
-        return timed_turns(work.phase("rollouts", 4, "turns"), {"a": run("a"), "b": run("b")})
-
-    with pytest.raises(Stopped, match="rollouts: stopped after 2 of 4 turns"):
-        take(stopping_after(2, tmp_path))
-    assert asked == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
-    turns = take(LongPhases(tmp_path))
-    # The order of turns continues too.
-    assert asked == [("a", 2), ("b", 2), ("b", 3), ("a", 3)]
-    assert turns == [{"a": 1.0, "b": 2.0}, {"b": 3.0, "a": 4.0}, {"a": 1.0, "b": 2.0}, {"b": 3.0, "a": 4.0}]
-    assert take(LongPhases(tmp_path)) == turns and not asked
-    capsys.readouterr()
-    here = launch.costs.turns.machine()
-    monkeypatch.setattr(launch.costs.turns, "machine", lambda: here | {"device": "another"})
-    assert len(take(LongPhases(tmp_path))) == 4 and len(asked) == 8
-    said = [line for line in capsys.readouterr().out.splitlines() if here["device"] in line]
-    assert len(said) == 1 and said[0].startswith("rollouts: 4 turns of another machine ")
+    phase = stopping_after(2, tmp_path).phase("rollouts", 4, "turns", kept=False)
+    with pytest.raises(Stopped, match="rollouts: stopped after 2 of 4 turns; it starts again"):
+        timed_turns(phase, {"a": run("a"), "b": run("b")}, into=turns)
+    assert calls == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
+    assert turns == [{"a": 1.0, "b": 2.0}, {"b": 3.0, "a": 4.0}]
+    assert not list(tmp_path.iterdir())
 
 
 def test_loading_and_the_check_of_answers_stop(tmp_path: Path):
@@ -200,10 +184,3 @@ def test_only_a_resuming_program_may_use_a_directory_in_use(tmp_path: Path):
     for config, goes_on in ((distilled, False), (trained, True)):
         with refuses(f"out = {config.out}: ", ConfigError):
             new_output_directory(config, goes_on=goes_on)
-
-
-def test_json_of_turns_is_exact(tmp_path: Path):
-    seconds = [0.1 + 0.2, 1e-9, float("nan")]
-    first = timed_turns(LongPhases(tmp_path).phase("x", 3, "turns"), {"a": lambda turn: seconds[turn]})
-    second = timed_turns(LongPhases(tmp_path).phase("x", 3, "turns"), {"a": lambda turn: 0.0})
-    assert json.dumps(first) == json.dumps(second) == json.dumps([{"a": value} for value in seconds])
