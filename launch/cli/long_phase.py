@@ -8,7 +8,6 @@ from pathlib import Path
 import jax
 import orbax.checkpoint as ocp
 
-from launch.cli.console import console
 from launch.cli.errors import Stopped, as_config_error
 from launch.cli.progress import Progress
 from launch.cli.signals import StopSignals
@@ -61,14 +60,6 @@ class LongPhase(Progress):
             abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), default)
             arguments = ocp.checkpoint_utils.construct_restore_args(abstract)
             return checkpointer.restore(self._saved / part, item=abstract, restore_args=arguments)
-
-    def discard(self, reason: str) -> None:
-        """Remove the saved state and start again. Prints the reason."""
-        console.print(f"{self.name}: {reason}")
-        processes.gather(None)  # other processes may still read it
-        if self._saved is not None and processes.primary():
-            shutil.rmtree(self._saved)
-        self._saved, self.done = None, 0
 
     def finish(
         self, state: Mapping[str, PyTree] | None = None, *, tokens: int = 0, note: str = "", save: bool = False

@@ -149,7 +149,7 @@ def _newest(name: str) -> Path:
 def _check_unchanged(path: Path, config: RunConfig) -> None:
     free = FREE_WHILE_CHOOSING if config.rollout.draft_lengths else FREE_ON_RESUME
     if config.rollout.carry_over is not None:
-        # Unfinished sequences stay on their data shard, which has room for its own alone.
+        # Unfinished sequences stay on their data shard, which has room only for its own.
         free = tuple(name for name in free if name != "mesh")
     for name, now, was in differences(config, read_recorded(path, "resume")):
         if not {name, name.partition(".")[0]} & set(free):

@@ -1,4 +1,4 @@
-"""Export a run's policy, or its draft alone, in public layouts."""
+"""Export a run's policy, or only its draft, in public layouts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ from specjax.options import Options
 
 @dataclass(frozen=True, kw_only=True)
 class ExportArgs(Options):
-    """Options of launch.export alone; its --out is the directory to write, new or empty.
+    """Options that only launch.export has; its --out is the directory to write, new or empty.
 
     Attributes:
         checkpoint:      Directory of the run.

@@ -1,4 +1,4 @@
-"""The networks that a program measures or exports: those of a run's checkpoint, or those with which a run starts."""
+"""Read the networks of a run's checkpoint, or build the ones with which a run starts: what programs measure or export."""
 
 import contextlib
 from collections.abc import Iterator

@@ -51,7 +51,7 @@ def carry_over_rollout(
     """Run `speculative_rollout`, but go on with `prompts.carried` and leave the last sequences to the next rollout.
 
     It ends when the share `config.carry_over` of the sequences that it has to generate is done. That decision reads
-    committed tokens alone, so it leaves the law as it is. Without carried sequences it is `speculative_rollout`.
+    only committed tokens, so it leaves the law as it is. Without carried sequences it is `speculative_rollout`.
     """
     if prompts.carried is None:
         return speculative_rollout(policy, drafter, params, prompts, seed_step, config)

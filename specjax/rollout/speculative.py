@@ -35,11 +35,15 @@ def speculative_rollout(
 ) -> Rollout:
     """Return G completions of each of this shard's prompts, sampled from the policy's processed law.
 
-    With `coupled`, the tokens depend on (seed, step, prompt id, sample, prompt, law, policy) alone. With `rejection`
-    and `block` they also depend on the proposals. They depend on the other rows and the phases only where these
+    With `coupled`, the tokens depend only on (seed, step, prompt id, sample, prompt, law, policy). With `rejection` and
+    `block` they also depend on the proposals. They depend on the other rows and the phases only where these
     decide the proposals: through automatically chosen draft lengths, or a drafter that reads other completions of the
     same prompt.
+
+    Raises ValueError for prompts with carried sequences, which `specjax.carry_over_rollout` goes on with.
     """
+    if prompts.carried is not None:
+        raise ValueError("prompts.carried: must be None; call specjax.carry_over_rollout to go on with sequences")
     run = PhaseRun(Decoding(policy, drafter, params, config), prompts, seed_step)
     return run_phases(run, start_rollout(run.decoding, prompts, seed_step, run.phase.slots)).record
 

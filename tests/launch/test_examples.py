@@ -70,6 +70,7 @@ def assert_resumes(example: str, directory: Path, names: tuple[str, ...], *optio
     shutil.copytree(directory / "whole", directory / "part")
     shutil.rmtree(directory / "part/checkpoints/4")
     resumed = run(example, directory / "part", *options, "--resume")
+    assert (directory / "part/checkpoints/4").is_dir()
     assert [[step[name] for name in names] for step in resumed] == [[step[name] for name in names] for step in whole]
     return whole
 

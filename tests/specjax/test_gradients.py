@@ -199,6 +199,15 @@ def test_neither_gradient_depends_on_the_others_inputs(gradients, params, batch,
     assert relative_gap(after.policy, before.policy) > 1e-2
 
 
+def test_the_draft_loss_has_no_slope_in_the_policy(params, batch, reference) -> None:
+    def draft_loss(params: Params) -> jax.Array:
+        return accumulate(CONTEXT, params, replace(batch, reference=reference))[1].draft.loss
+
+    slope = jax.jit(jax.grad(draft_loss))(params)
+    assert all(not np.asarray(x).any() for x in jax.tree.leaves(slope.policy))
+    assert any(np.asarray(x).any() for x in jax.tree.leaves(slope.draft))
+
+
 def test_a_failed_sample_trains_only_the_draft(gradients, params, batch, reference) -> None:
     with_failed, sums = gradients(params, batch, reference)
     absent = replace(batch, completion=batch.completion.at[FAILED].set(False), counted=jnp.ones(ROWS, bool))

@@ -97,7 +97,7 @@ def program(chunk: int, ladder: tuple[int, ...], parts: int, *shape: int) -> tup
 
 @pytest.fixture(scope="module")
 def whole() -> tuple[Gradients, str]:
-    return program(0, (), 2, 1)
+    return program(0, (), 1, 1)
 
 
 def largest_positions(text: str) -> int:

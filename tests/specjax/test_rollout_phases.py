@@ -108,6 +108,16 @@ def test_coupled_tokens_do_not_depend_on_chosen_lengths(plain: Rollout, plan: st
 
 
 @pytest.mark.slow
+def test_drafting_that_starts_late_is_accepted_too():
+    """Acceptance is comparable, although the draft has not read the earlier tokens."""
+    options = config(draft_lengths=(0, 3), phases=((SEQUENCES, 8), (SEQUENCES, LONGEST)))
+    rollout = WORLD.choosing("eagle3", options)(WORLD.params("trained"), WORLD.batch, RUN, jnp.array([0, 1]))
+    whole = WORLD.rollout("eagle3", "trained", config(draft_length=3), RUN)
+    rates = [np.asarray(x.accepted)[:, 0].sum() / np.asarray(x.drafted)[:, 0].sum() for x in (rollout, whole)]
+    assert rates[0] > 0.5 * rates[1] > 0.1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter, draft", [("eagle3", "random"), ("model", "stranger")])
 def test_drafts_after_a_gap_do_not_count_for_the_alarm(drafter: str, draft: str):
     """Drafts count only if the draft has read all earlier tokens, as in training."""

@@ -277,3 +277,18 @@ def test_what_does_not_go_together_is_refused(changes: dict, shape: tuple, promp
     step = make_train_step(POLICY, DRAFTER, count_fives, replace(CONFIG, **changes), mesh)
     with refuses(message):
         step.lower(state_on(mesh), make_prompts(prompts))
+
+
+def only_required(policy, drafter, params, prompts, seed_step, config):
+    """Rollout function that leaves out every field that may be absent."""
+    rollout = speculative_rollout(policy, drafter, params, prompts, seed_step, config)
+    return Rollout(rollout.tokens, rollout.lengths)
+
+
+def test_a_rollout_of_only_tokens_and_lengths_is_trained_on() -> None:
+    forked = make_train_step(POLICY, DRAFTER, count_fives, CONFIG, MESH, only_required)
+    _, rollout, metrics = forked.lower(state_on(MESH), make_prompts()).out_info
+    assert all(getattr(rollout, name) is None for name in ("law", "full", "stopped", "drafted", "row_rounds"))
+    of_rollout = {"rollout/tokens", "rollout/length_mean", "rollout/length_max"}
+    assert {name for name in metrics if name.startswith(("rollout/", "ratio/"))} == of_rollout
+    assert {"grad_norm/policy", "loss/policy"} <= set(metrics)

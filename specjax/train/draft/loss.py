@@ -45,7 +45,7 @@ def draft_loss(
     output: PolicyOutput,
     anchors: Anchors | None,
 ) -> DraftLoss:
-    """Return the loss of the parameters `draft`, and differentiate it in these alone.
+    """Return the loss of the parameters `draft`; it is differentiable only by these.
 
     output:  of the policy, through stop_gradient.
     anchors: the completion tokens that count; None: all.

@@ -35,7 +35,7 @@ T = TypeVar("T")
 class DraftTrainingConfig(Options):
     """Schedule of draft training, and the rollouts it uses.
 
-    A step that trains the draft also measures its predicted acceptance. With a frozen draft it measures alone.
+    A step that trains the draft also measures its predicted acceptance. With a frozen draft it only measures.
 
     Attributes:
         mode:      online trains it on the run's own rollouts; frozen leaves it as it is.
