@@ -1,4 +1,4 @@
-"""Read the networks of a run's checkpoint, or build the ones with which a run starts: what programs measure or export."""
+"""Read the networks of a run's checkpoint, or build the ones with which a run starts."""
 
 import contextlib
 from collections.abc import Iterator
