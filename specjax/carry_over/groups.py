@@ -78,10 +78,7 @@ def with_versions(rollout: Rollout, before: Rollout, version: Int[Array, ""]) ->
     Raises ValueError if a rollout function of your own leaves out what goes on in the next step.
     """
     if missing := [name for name in CARRIED if getattr(rollout, name) is None]:
-        raise ValueError(
-            f"carry_over: the rollout leaves out {missing[0]}, with which the next step goes on; a function around "
-            "speculative_rollout must call carry_over_rollout"
-        )
+        raise ValueError(f"carry_over: the rollout leaves out {missing[0]}, with which the next step goes on")
     assert before.versions is not None
     column = jnp.arange(rollout.tokens.shape[1])[None]
     versions = jnp.where(column < before.lengths[:, None], before.versions, version)

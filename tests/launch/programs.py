@@ -150,11 +150,11 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def leave_run(directory: Path, experiment: Experiment) -> None:
-    """Write the files of a run without steps that other programs read."""
+def leave_run(directory: Path, experiment: Experiment, vocabulary: list[int] | None = None) -> None:
+    """Write the files of a run without steps that other programs read. vocabulary: of its draft; None: as it is."""
     with Checkpointer(directory / CHECKPOINTS, 1) as made:
         state = init_train_state(experiment.networks.params, experiment.config, experiment.mesh)
-        made.save(1, state, {}, {"draft_vocabulary": experiment.draft_vocabulary})
+        made.save(1, state, {}, {"draft_vocabulary": vocabulary or experiment.draft_vocabulary})
 
 
 def saves(run: Path) -> list[int]:

@@ -1,6 +1,5 @@
 """Bad input to the programs: exit code 2, a one-line reason, and no other effect."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -131,7 +130,6 @@ def test_generate_refuses(refusal: Refusal, shrunk: Options, tmp_path: Path):
 def test_generate_refuses_a_draft_of_another_vocabulary(refusal: Refusal, shrunk: Options, tmp_path: Path):
     """The vocabulary has the same size, but other tokens than those chosen from the problems."""
     options = shrunk | {"--draft.vocab-size": "4"}
-    chosen = build_experiment(parse_run(argv("gsm8k", options), "", ""))
-    leave_run(tmp_path, replace(chosen, draft_vocabulary=[0, 1, 2, 3]))
+    leave_run(tmp_path, build_experiment(parse_run(argv("gsm8k", options), "", "")), [0, 1, 2, 3])
     said = refusal(launch.generate.main, [*argv("gsm8k", options | {"--checkpoint": str(tmp_path)}), "--prompt", "1 ?"])
     assert_refused(said, f"checkpoint = {tmp_path}: ...vocabulary")

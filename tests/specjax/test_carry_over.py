@@ -258,7 +258,10 @@ def test_what_carry_over_cannot_do_is_refused() -> None:
     refused = [
         (lambda: RolloutConfig(carry_over=1.0), "carry_over = 1.0: must be"),
         (lambda: replace(CONFIG, rollout=carrying, loss=LossConfig(routing="replay")), "routing = replay"),
-        (lambda: rollouts(WANDERING, "none", "none", carrying, 1, speculative_rollout), "must call carry_over_rollout"),
+        (
+            lambda: rollouts(WANDERING, "none", "none", carrying, 1, speculative_rollout),
+            "prompts.carried: .*carry_over_rollout",
+        ),
         (lambda: init_train_state(params_on(mesh), CARRYING, mesh), "carry_over = 0.5: the shape of the prompts"),
     ]
     for attempt, said in refused:
