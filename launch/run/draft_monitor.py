@@ -176,8 +176,8 @@ def _estimate(drafting: Drafting, draft_lengths: Sequence[int], phase: int, inde
     gain = float(batch_gain(drafting, draft_lengths)[phase, index])
     cost = float(drafting.seconds[phase, index] / drafting.seconds[phase, 0])
     return (
-        f"acceptance length {length:.2f}, {gain:.2f} for the batch, at {cost:.2f} times the cost of a round at "
-        f"{draft_lengths[0]}"
+        f"acceptance length {length:.2f}; a round replaces {gain:.2f} rounds of the batch at draft length "
+        f"{draft_lengths[0]} and costs {cost:.2f} times one"
     )
 
 

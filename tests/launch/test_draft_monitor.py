@@ -67,7 +67,7 @@ def test_changes_of_a_phases_draft_length_are_explained() -> None:
     for number in ("position 1 -", "predicted 0.50", "not measured yet"):
         assert number in said[0]
     numbers = (
-        "acceptance length 1.96, 1.96 for the batch, at 4.00 times",
+        "acceptance length 1.96; a round replaces 1.96 rounds of the batch at draft length 0 and costs 4.00 times",
         "position 1 0.64",
         "predicted 0.72",
         "speed-up 0.49",
@@ -81,11 +81,13 @@ def test_a_choice_is_printed_with_its_reason() -> None:
     trips = jnp.array([[0, 1e6], [0, 0]])
     measured = replace(drafting(0.64), progress=BatchProgress(1.8 * trips, trips))
     first, second = explain_choice(PHASES, (0, 2), measured).splitlines()
-    reason = "acceptance length 1.96, 1.80 for the batch, at 1.50 times the cost of a round at 0"
+    reason = (
+        "acceptance length 1.96; a round replaces 1.80 rounds of the batch at draft length 0 and costs 1.50 times one"
+    )
     speeds = "predicted speed by draft length 0: 1.00, 2: 1.20"
     assert first == f"  draft length 2 at 8 slots of 64 positions: {reason}; {speeds}"
     assert second.startswith(
-        "  draft length 0 at 2 slots of 96 positions: acceptance length 1.00, 1.00 for the batch, "
+        "  draft length 0 at 2 slots of 96 positions: acceptance length 1.00; a round replaces 1.00 rounds"
     )
     assert second.endswith("0: 1.00, 2: 0.49")
 
