@@ -64,7 +64,7 @@ def test_row_14_warm_up_and_distillation_continue_bit_for_bit(experiment: Experi
     stops = 0
     while True:
         try:
-            params, cost = before_rl(experiment, stopping_after(5, tmp_path))
+            params, cost = before_rl(experiment, stopping_after(9, tmp_path))
             break
         except Stopped as stopped:
             stops += 1
