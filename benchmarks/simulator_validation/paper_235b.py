@@ -156,7 +156,7 @@ def sheets_alone() -> PageSection:
         (header, rows),
         (["k = 5, acceptance length 4, by GPUs", *(f"{count:,}" for count in COUNTS)], counts),
     ]
-    return PageSection("235B: sheets alone", "arXiv 2604.26779, projections", notes, cells, tables)
+    return PageSection("235B: only sheets", "arXiv 2604.26779, projections", notes, cells, tables)
 
 
 def _title(point: tuple[int, int, float]) -> str:

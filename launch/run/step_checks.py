@@ -92,7 +92,7 @@ def describe_healthy(saves: Checkpointer) -> str:
 class LearningSignal:
     """Observer of steps that warns if no sequence of many steps in a row had an advantage.
 
-    Such steps have gradient 0, or that of a KL term alone. No other metric is alarming.
+    Such steps have gradient 0, or only that of a KL term. No other metric is alarming.
 
     warn: called with the step and one line.
     """

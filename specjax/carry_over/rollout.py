@@ -68,7 +68,7 @@ def carry_over_rollout(
 def resume(run: PhaseRun, start: Carry, carried: Rollout) -> Carry:
     """Return the start of a rollout with the sequences of `carried` in place of those that start there.
 
-    A data shard goes on with at most as many as its rollout leaves: its rows must be those of the same shard before.
+    A data shard goes on with at most as many as its rollout leaves: its rows must have been of the same shard before.
     Raises ValueError if sequences wait for slots, since all must have a row, and if no rollout leaves any.
     """
     decoding, config, sequences = run.decoding, run.decoding.config, run.sequences

@@ -1,6 +1,6 @@
 """The processes of a job: values that pass between them through the host, and between host and devices.
 
-Arrays pass from the devices of one mesh to those of another by `specjax.asynchronous.device_transfer`.
+Arrays pass between the devices of two meshes by `specjax.asynchronous.device_transfer`.
 
 JAX runs one program in every process (multi-controller). Every process calls the functions below in the same order
 with the same arguments, unless their docstring says otherwise. With one process they cost no more than jax's own.

@@ -26,7 +26,7 @@ class LossContext:
         ladder:       windows that a microbatch may be cut to (specjax.train.ladder); any gives the same gradient.
         budget:       the most tokens that a completion may have; None for as many as a row.
         logit_chunk:  positions of each row whose logits exist at a time (specjax.log_probs); 0 for all.
-        train_draft:  False: the draft's loss is measured alone, and its gradient is zero.
+        train_draft:  False: the draft's loss is only measured, and its gradient is zero.
         anchors:      completion tokens of each row at which the draft learns; 0 for all.
     """
 

@@ -121,7 +121,7 @@ def test_samples():
     asked = [read_options(*words) for words in ((), ("--acceptance-length", "2.8"))]
     default, given = (input_ranges(args.point, evidence, {})["acceptance_length"] for args, evidence in asked)
     assert default.high - default.low > 5 * (given.high - given.low)
-    # An interval is of its samples alone.
+    # An interval depends only on its samples.
     assert interval([float(x) for x in range(101)]) == pytest.approx((50, 5, 95))
     assert interval([*map(float, range(90)), *[math.inf] * 11]) == (50, 5, math.inf)
 

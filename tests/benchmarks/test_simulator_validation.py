@@ -33,7 +33,7 @@ def test_the_page_is_that_of_the_results():
 def test_what_it_must_show():
     assert worst(SECTIONS["Acceptance length"]) <= 0.04
     assert worst(SECTIONS["235B: two constants"]) <= 0.07
-    assert worst(cells("235B: sheets alone", "generation")) <= 0.10
+    assert worst(cells("235B: only sheets", "generation")) <= 0.10
     assert worst(cells("8B: generation", "Zero, k = 7")) <= 0.05
     assert worst([*cells("8B: generation", "Zero", "UltraChat"), *cells("8B: generation", "Zero", "online")]) <= 0.05
     assert worst(cells("8B: generation", "Think, k = 3")) <= 0.15
@@ -65,7 +65,7 @@ def test_what_is_labelled_predicted_has_published_inputs():
         for cell in cells(title)
         if cell.kind == "predicted"
     ]
-    assert {cell.kind for cell in cells("235B: sheets alone")} == {"assumed"}
+    assert {cell.kind for cell in cells("235B: only sheets")} == {"assumed"}
     assert {cell.kind for cell in cells("235B: two constants", "length 8")} == {"assumed"}
 
 

@@ -112,9 +112,9 @@ def test_row_08_means_of_no_round_have_no_value() -> None:
 @pytest.mark.parametrize("baseline", ["group", "others"])
 def test_row_08_a_group_of_one_is_refused_where_its_group_is_its_baseline(baseline: str) -> None:
     one, said = replace(CONFIG.rollout, group_size=1), f"rollout.group_size = 1: ...2...advantage.baseline = {baseline}"
-    alone = replace(CONFIG, rollout=one, advantage=AdvantageConfig(baseline, "none"))  # pyright: ignore[reportArgumentType]
+    ungrouped = replace(CONFIG, rollout=one, advantage=AdvantageConfig(baseline, "none"))  # pyright: ignore[reportArgumentType]
     with refuses(said):
-        step_metrics(alone, "by row")
+        step_metrics(ungrouped, "by row")
     words = {"--rollout.group-size": "1", "--advantage.baseline": baseline, "--advantage.scale": "none"}
     with refuses(said, ConfigError):
         launch.train.main(argv("tiny", words))

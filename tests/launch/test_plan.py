@@ -304,5 +304,5 @@ def test_alternatives_change_one_option_and_keep_the_devices_if_possible():
         assert found["mesh.tensor = 4, mesh.data = 2"].mesh == MeshConfig(data=2, fsdp=2, tensor=4)
         assert found["mesh.fsdp = 4, mesh.data = 2"].mesh == MeshConfig(data=2, fsdp=4, tensor=2)
     assert {"model.remat = full", "logit_chunk = 4"} < found.keys()
-    alone = override(CONFIG, {"mesh": MeshConfig()})
-    assert "mesh.tensor = 2, so twice the GPUs" in dict(alternatives(alone, "update", experts=False))
+    on_one_gpu = override(CONFIG, {"mesh": MeshConfig()})
+    assert "mesh.tensor = 2, so twice the GPUs" in dict(alternatives(on_one_gpu, "update", experts=False))

@@ -112,8 +112,8 @@ def test_a_training_step_learns_from_this_rollout_and_those_kept_by_the_policy_a
     _, expected = draft_gradient(before.params, tokens, completion)
     assert relative_gap(last_gradients(after).draft, expected) < 1e-5
     own_rows = (np.arange(len(tokens)) >= 2 * 8 * GROUP)[:, None]
-    loss, alone = draft_gradient(before.params, tokens, completion & own_rows)
-    assert relative_gap(last_gradients(after).draft, alone) > 1e-2
+    loss, newest = draft_gradient(before.params, tokens, completion & own_rows)
+    assert relative_gap(last_gradients(after).draft, newest) > 1e-2
     np.testing.assert_allclose(metrics["loss/draft"], loss, rtol=1e-5)
     # Nothing had been kept when the first step trained.
     first, tokens, completion = run[1][0], tokens.copy(), completion.copy()

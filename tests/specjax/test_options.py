@@ -18,7 +18,7 @@ from specjax import (
 from specjax.verify import VERIFIERS
 from tests.refusals import refuses
 
-# Each of these alone is out of range.
+# Each of these is out of range by itself.
 RANGES: dict[Callable[..., object], dict] = {
     DraftTrainingConfig: dict(every=0, max_every=0, fall=1.0),
     LossConfig: dict(

@@ -25,14 +25,14 @@ class Job(NamedTuple):
     out: Path
 
 
-alone = cache(lambda: train()[0] | {"ahead": ahead()[0]})
+one_process = cache(lambda: train()[0] | {"ahead": ahead()[0]})
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     out = tmp_path_factory.mktemp("job")
     started = start_job(["-m", "tests.specjax.process_worker", str(out)], count=2, devices=2)
-    expected = alone()
+    expected = one_process()
     finish_job(started)
     leaves = np.load(out / "made.npz")
     made = jax.tree.unflatten(jax.tree.structure(expected), [leaves[name] for name in leaves.files])
@@ -50,9 +50,11 @@ def test_two_hosts_of_different_addresses_are_one_job(tmp_path: Path) -> None:
 
 def test_two_processes_take_the_steps_of_one(job: Job) -> None:
     assert len(job.made["tokens"]) == STEPS
-    jax.tree.map(np.testing.assert_array_equal, job.made["tokens"], alone()["tokens"])
-    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), job.made["params"], alone()["params"])
-    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5), job.made["metrics"], alone()["metrics"])
+    jax.tree.map(np.testing.assert_array_equal, job.made["tokens"], one_process()["tokens"])
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), job.made["params"], one_process()["params"])
+    jax.tree.map(
+        partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5), job.made["metrics"], one_process()["metrics"]
+    )
 
 
 def test_a_host_reward_scores_each_sample_in_the_process_that_owns_it(job: Job) -> None:
@@ -60,7 +62,7 @@ def test_a_host_reward_scores_each_sample_in_the_process_that_owns_it(job: Job) 
     mine, theirs = ids[: len(ids) // 2], ids[len(ids) // 2 :]
     # Both steps, and the callback of a compiled program, which jax calls once per data shard.
     assert [each["asked"] for each in job.found] == [[mine] * (STEPS + 1), [theirs] * (STEPS + 1)]
-    np.testing.assert_array_equal(job.made["reward"].value, alone()["reward"].value)
+    np.testing.assert_array_equal(job.made["reward"].value, one_process()["reward"].value)
 
 
 def test_processes_exchange_values_errors_and_signals_or_work_as_if_there_were_no_others(job: Job) -> None:
@@ -121,7 +123,7 @@ def test_one_process_on_another_mesh_restores_what_two_have_saved(job: Job) -> N
 def test_networks_and_rollouts_pass_between_the_processes_of_two_meshes(job: Job) -> None:
     for each in job.found:
         assert each["sent"] == [[[0, 2, 4, 6], [8, 10, 12, 14]], [0, 1, 2]] * 2
-    got, expected = job.made["ahead"], alone()["ahead"]
+    got, expected = job.made["ahead"], one_process()["ahead"]
     assert got["lag"] == 1
     jax.tree.map(np.testing.assert_array_equal, got["tokens"], expected["tokens"])
     jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), got["params"], expected["params"])

@@ -76,9 +76,8 @@ def test_autoregressive_tokens_do_not_depend_on_the_plan(plain: Rollout, plan: s
 def test_drafted_tokens_do_not_depend_on_the_plan(drafted: Rollout, plan: str):
     """Under `rejection`, tokens depend on the drafts, so this also tests every row of the draft's cache.
 
-    A queue gains the rounds of its mean row: those of active rows, without the first token, which comes from the
-    prefill. No gain is counted in two phases: a phase ends by one of the fastest rows, and the batch waits for the
-    others in a later phase.
+    A queue gains the rounds of its mean active row, without the first token, which comes from the prefill. No gain is
+    counted in two phases: a phase ends by one of the fastest rows, and the batch waits for the others in a later phase.
     """
     rollout = WORLD.rollout("eagle3", "random", config("rejection", draft_length=3, **PLANS[plan]), RUN)
     assert_same(rollout, drafted, "row_rounds", "drafted", "accepted", "writer")

@@ -12,7 +12,7 @@ from specjax.types import TrainState, pytree
 class Replay:
     """The last n rollouts; each overwrites the one n steps before it.
 
-    tokens: int32 [n, R, S], as those of `Sequences`. start, end: int32 [n, R], where the completion begins, and ends.
+    tokens: int32 [n, R, S], as in `Sequences`. start, end: int32 [n, R], where the completion begins, and ends.
     """
 
     tokens: Int[Array, "n R S"]
