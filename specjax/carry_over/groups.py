@@ -112,7 +112,7 @@ def carry_over_of(config: RolloutConfig, prompts: Prompts, rollout: Rollout) -> 
 
 
 def carry_over_metrics(rollout: Rollout, groups: int, max_age: int | None) -> dict[str, Array]:
-    """Return the metrics of carry-over, none without it. Ages are those of the tokens of whole groups."""
+    """Return the metrics of carry-over, none without it. Ages are of the tokens of whole groups."""
     if rollout.done is None or rollout.versions is None or rollout.resumed_at is None:
         return {}
     kept, too_old = unfinished_groups(rollout, groups, max_age)
