@@ -1,5 +1,6 @@
 """launch.compare as a user runs it, with tiny networks."""
 
+import contextlib
 import io
 import json
 from collections.abc import Sequence
@@ -41,11 +42,10 @@ SMALL = FEW | flags(
 
 def run_program(found: Path, options: Options) -> tuple[dict[str, Any], str]:
     """Run a comparison; return its JSON and its output."""
-    said: list[str] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch.compare.console, "file", SimpleNamespace(write=said.append, flush=lambda: None))
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
         assert launch.compare.main(argv("tiny", SMALL | options | {"--json": str(found)})) == 0
-    return json.loads(found.read_text()), "".join(said)
+    return json.loads(found.read_text()), said.getvalue()
 
 
 @pytest.fixture(scope="module")
