@@ -36,7 +36,7 @@ config = RunConfig(
         max_prompt_tokens=320,
     ),
     reward=RewardConfig(scorer="math", workers=4),
-    rollout=RolloutOptions(group_size=8, max_new_tokens=512, draft_length=3),
+    rollout=RolloutOptions(group_size=8, max_new_tokens=512, draft_lengths=(0, 3)),
     policy_optimizer=OptimizerConfig(learning_rate=1e-6, warmup_steps=10),
     draft_optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=10),
     distill=DistillConfig(microbatches=8),

@@ -167,6 +167,9 @@ def parse_run_and(
     for field in programs_own:
         if field.default is MISSING and field.path not in values:
             raise ConfigError(f"{field.flag} {field.metavar}: must be set. {field.help}")
+    if "rollout.draft_length" in values:
+        # A recipe that chooses among several would otherwise ignore it.
+        values.setdefault("rollout.draft_lengths", ())
     with as_config_error():
         program_values = {field.path: values.pop(field.path) for field in programs_own if field.path in values}
         required = {field.path: program_values.pop(field.path) for field in programs_own if field.default is MISSING}

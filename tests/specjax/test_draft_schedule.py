@@ -187,7 +187,8 @@ def test_the_best_acceptance_is_a_running_mean_since_the_last_training() -> None
 @pytest.mark.parametrize("accepted, trains", [(55, False), (47, False), (46, True)])
 def test_a_step_with_acceptance_far_below_the_best_triggers_training(accepted: int, trains: bool) -> None:
     """The threshold is reduced by two standard deviations of the noise, 8.8 of 100 drafts."""
-    best = replace(init_draft_training(DraftTrainingConfig(), None), best=jnp.float32(0.74), wait=jnp.int32(9))
+    best = init_draft_training(DraftTrainingConfig(), None)
+    best = replace(best, best=jnp.float32(0.74), interval=jnp.int32(10), wait=jnp.int32(9))
     config = DraftTrainingConfig(every=100, max_every=100, fall=0.25)
     assert bool(draft_is_due(config, state_of(7, best), batch_with(100, accepted))) == trains
     # Acceptance did not fall if nothing was drafted, or if the rollout does not report it.
@@ -223,6 +224,18 @@ def test_training_gets_rarer_while_acceptance_holds_and_returns_when_it_changes(
     # 0.02 below the highest. Later the highest is forgotten, and training is rare again.
     assert set(np.diff([step for step in trained if 260 < step < 320])) == {2}
     assert max(np.diff([step for step in trained if step > 900])) == 16
+
+
+def test_a_draft_that_is_not_used_is_looked_at_now_and_then_and_trained_again_once_it_is_used() -> None:
+    config, trained = DraftTrainingConfig(every=2, max_every=16), []
+    state = state_of(0, init_draft_training(config, None))
+    for step in range(60):
+        batch = batch_with(100, 50) if 40 <= step < 46 else batch_with(0, 0)
+        due = draft_is_due(config, state, batch)
+        state, _ = update_schedule(config, state, batch, sums_of(100, 50, 0.5), due)
+        trained += [step] * int(due)
+    # Drafting begins at 40, and ends before the training of 46.
+    assert trained == [0, 16, 32, 40, 42, 44, 46]
 
 
 def test_a_loss_of_nan_does_not_change_the_schedule() -> None:

@@ -35,7 +35,8 @@ T = TypeVar("T")
 class DraftTrainingConfig(Options):
     """Schedule of draft training, and the rollouts it uses.
 
-    A step that trains the draft also measures its predicted acceptance. With a frozen draft it only measures.
+    A step that trains the draft also measures its predicted acceptance. With a frozen draft it only measures. A draft
+    that the rollouts do not use is trained once in `max_every` steps, to see whether it has become worth using.
 
     Attributes:
         mode:      online trains it on the run's own rollouts; frozen leaves it as it is.
@@ -75,7 +76,7 @@ class DraftTrainingState:
         accepted: float32, likewise.
         best:     float32, highest ratio accepted / drafted since then.
         short:    int32, steps in a row that accepted less than expected.
-        interval: int32, steps from the last training to the next; 0 before the first.
+        interval: int32, steps from the last training to the next; 0 before the first, and while the draft is unused.
         wait:     int32, steps until the next.
         fast:     float32, running mean of predicted acceptance.
         slow:     float32, likewise, over more of the past.
@@ -117,8 +118,12 @@ def draft_is_due(config: DraftTrainingConfig, state: TrainState, sequences: Scor
     if state.adaptation is None or config.always:
         return True
     due, counts = state.adaptation.wait <= 0, _position_1(sequences)
-    if config.fall and counts is not None:
-        drafted, accepted = counts
+    if counts is None:
+        return due
+    drafted, accepted = counts
+    # Drafting was off at the last training, and is on now.
+    due |= (state.adaptation.interval == 0) & (drafted > 0)
+    if config.fall:
         best = state.adaptation.best
         due |= best - accepted / drafted > config.fall * best + DEVIATIONS * noise(best, drafted)
     return due
@@ -160,13 +165,21 @@ def update_schedule(
         best = jnp.maximum(training.best, accepted / jnp.maximum(drafted, 1.0))
         drafted, accepted, best = (jnp.where(due, 0.0, x) for x in (drafted, accepted, best))
         training = replace(training, drafted=drafted, accepted=accepted, best=best)
-    return replace(state, adaptation=_reschedule(config, training, sums, due)), metrics
+    used = counts is None or counts[0] > 0
+    return replace(state, adaptation=_reschedule(config, training, sums, due, used)), metrics
 
 
 def _reschedule(
-    config: DraftTrainingConfig, training: DraftTrainingState, sums: DraftSums, due: bool | Bool[Array, ""]
+    config: DraftTrainingConfig,
+    training: DraftTrainingState,
+    sums: DraftSums,
+    due: bool | Bool[Array, ""],
+    used: bool | Bool[Array, ""],
 ) -> DraftTrainingState:
-    """Return the state with the next training set, and predicted acceptance added to its running means."""
+    """Return the state with the next training set, and predicted acceptance added to its running means.
+
+    used: the rollout drafted.
+    """
     predicted, first = sums.overlap / sums.tokens, training.interval == 0
     fast = jnp.where(first, predicted, FAST * training.fast + (1 - FAST) * predicted)
     slow = SLOW * training.slow + (1 - SLOW) * predicted
@@ -176,7 +189,8 @@ def _reschedule(
     # A step that was due before its time fell short of the best.
     steady &= (training.wait <= 0) & ~first
     interval = jnp.where(steady, jnp.minimum(2 * training.interval, config.max_every), config.every)
-    changed = replace(training, interval=interval, wait=interval, fast=fast, slow=slow, highest=highest)
+    wait, interval = jnp.where(used, interval, config.max_every), jnp.where(used, interval, 0)
+    changed = replace(training, interval=interval, wait=wait, fast=fast, slow=slow, highest=highest)
     # Without a completion token nothing was measured. A NaN would stay in the means for good.
     measured = due & (sums.measured > 0) & jnp.isfinite(predicted)
     rescheduled = jax.tree.map(partial(jnp.where, measured), changed, training)
