@@ -70,6 +70,13 @@ def device_memory(mesh: Mesh) -> int:
     return processes.agree(present() if processes.index() == source else 0, source)
 
 
+def peak_gib(mesh: Mesh) -> float | None:
+    """Return the most memory that was in use on a device of this process, in GiB; None where it is not counted."""
+    stats = [device.memory_stats() or {} for device in mesh.local_devices]
+    peaks = [each["peak_bytes_in_use"] for each in stats if "peak_bytes_in_use" in each]
+    return max(peaks) / 2**30 if peaks else None
+
+
 def host_memory() -> int:
     """Return the bytes of the machine's memory, or of the container's."""
     present = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Float
 
 from specjax.options import Fraction, NonNegative, Options, above, at_least, at_most
 from specjax.param_labels import hidden_matrices, matrices
@@ -83,6 +83,12 @@ def make_optimizer(c: OptimizerConfig, steps: int | None = None) -> optax.Gradie
             optax.scale_by_learning_rate(_schedule(c)),
         ),
     )
+
+
+def learning_rate(c: OptimizerConfig, state: PyTree) -> Float[Array, ""]:
+    """Return the learning rate of the next update. state: of the chain of `make_optimizer`."""
+    with jax.numpy_dtype_promotion("standard"):
+        return jnp.float32(_schedule(c)(state[-1][-1].count))
 
 
 def _schedule(c: OptimizerConfig) -> optax.Schedule:

@@ -28,7 +28,7 @@ from specjax.train.loss import LossFn, kl_cost, policy_loss
 from specjax.train.loss_context import LossContext
 from specjax.train.loss_sums import Sums
 from specjax.train.metrics import Metrics, reward_metrics, rollout_metrics, update_metrics
-from specjax.train.optimizer import make_optimizers
+from specjax.train.optimizer import learning_rate, make_optimizers
 from specjax.train.selection import drop_truncated, keep_groups, overlong_punishment
 from specjax.train.updates import run_updates
 from specjax.types import CarryOver, Params, Policy, Prompts, PyTree, Reward, Rollout, TrainState, pytree
@@ -197,6 +197,9 @@ class Stages:
         with_draft = bool(jax.tree.leaves(state.params.draft))
         alarm = math.inf if self.lagging else config.gap_alarm, config.loss.by_sequence
         metrics = update_metrics(report, batch, *alarm, with_draft=with_draft, train_draft=train_draft)
+        metrics["learning_rate/policy"] = learning_rate(config.policy_optimizer, state.optimizer.policy)
+        if train_draft is not False:
+            metrics["learning_rate/draft"] = learning_rate(config.draft_optimizer, state.optimizer.draft)
         # Acceptance is predicted under the whole law, and for the networks of this step.
         draft, comparable = report.first_update.draft, not (config.rollout.law.truncates or self.lagging)
         state, acceptance = update_schedule(config.draft_training, state, rows, draft, due, comparable=comparable)
