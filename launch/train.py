@@ -20,8 +20,9 @@ from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_confi
 from launch.run.logs import RunLogs, open_logs
 from launch.run.loop import TrainingLoop
 from launch.run.pin_references import with_commits
-from launch.run.start import Start, held_out_evaluator, resume_from, start_new, warn_of_start
+from launch.run.start import Start, held_out_evaluator, report_start, resume_from, start_new
 from launch.run.step_checks import describe_healthy
+from launch.run.summary import summarize
 from launch.setup.experiment import Experiment, build_experiment
 from specjax.asynchronous.step import AsynchronousStep
 from specjax.checkpoint import Checkpointer
@@ -73,18 +74,17 @@ def train(
         cells = [] if continuing else given_cells(experiment)
         costs = CostTable(experiment, directory / COST_TABLE, cells, replayed=config.cost_table is not None)
     record_config(directory, config, report=console.print)
+    console.print("\n".join(summarize(experiment)))
     checkpoints, (keep, best) = directory / CHECKPOINTS, (config.checkpoint.keep, config.checkpoint.best)
     with Checkpointer(checkpoints, keep, best, experiment.mesh) as saves:
-        if continuing:
-            start = resume_from(experiment, saves, pipeline, costs)
-        else:
-            start = start_new(experiment, evaluate, costs, long_phases)
+        resumed = resume_from(experiment, saves, pipeline, costs) if continuing else None
+        start = resumed or start_new(experiment, evaluate, costs, long_phases)
         functions = networks.policy, networks.drafter, reward_fn, config, experiment.mesh
         stages = Stages(*functions, experiment.rollout_fn, experiment.loss_fn)
         asynchronous = config.asynchronous.lag is not None
         try:
-            with open_logs(experiment, directory, start.step, signals) as logs:
-                warn_of_start(experiment, logs.events, continuing, long_phases.found)
+            with open_logs(experiment, directory, start.step if continuing else None, signals) as logs:
+                report_start(experiment, logs, start, continuing, long_phases.found)
                 loop = TrainingLoop(
                     experiment=experiment,
                     start=start,

@@ -85,11 +85,12 @@ class Progress:
             if elapsed > 0 and self._tokens > tokens:
                 parts.append(f"{(self._tokens - tokens) / elapsed:,.0f} tokens/s")
             if units and self.done < self.total:
-                parts.append(f"{_duration(elapsed / units * (self.total - self.done))} left")
+                parts.append(f"{duration(elapsed / units * (self.total - self.done))} left")
         return ", ".join(parts)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return seconds as text, in h, min and s."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -2,6 +2,7 @@
 
 import importlib.resources
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator
 from html import escape
@@ -13,12 +14,15 @@ import numpy as np
 from launch.cli.console import console
 from launch.report.charts import length_bars, line_charts, metric_series, stage_bars
 from launch.report.warnings import warnings
+from launch.run.history import matches_schema
 from launch.run.records import RunRecords, flat, read_run
 from models.files import write_atomically
 from specjax.parallel import processes
 from specjax.types import Writer
 
 REPORT_FILE = "report.html"
+# In a clone. The page names them where they are absent.
+DOCS = Path(__file__).parents[2] / "docs"
 WRITERS = {
     Writer.POLICY: "policy, without a draft (the first token, and all at draft length 0)",
     Writer.DRAFT: "draft, accepted",
@@ -48,7 +52,8 @@ def write_report(directory: Path) -> Path:
         for name in ("style.css", "script.js")
     )
     # "<" could end the element that holds the data.
-    data = json.dumps(report_data(run), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    data = report_data(run) | {"docs": os.path.relpath(DOCS, directory) if DOCS.is_dir() else None}
+    data = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     page = PAGE.format(title=escape(run.name), style=style, script=script, data=data)
     # The name may hold half of a surrogate pair, which UTF-8 cannot encode.
     write_atomically(path, page.encode("utf-8", "replace"))
@@ -91,6 +96,8 @@ def _about(run: RunRecords) -> list[str]:
         first = starts[0][1]
         lines.append(f"{first['date'].replace('T', ' ')} on {first['device']} ({first['host']})")
         lines.append(", ".join(f"{name} {version}" for name, version in first["versions"].items()))
+    for _, summary in run.events_of("summary")[-1:]:
+        lines += summary
     if len(starts) > 1:
         lines.append("resumed after step " + ", ".join(str(step) for step, _ in starts[1:]))
     return lines
@@ -150,7 +157,11 @@ def _completion(completion: dict[str, Any]) -> dict[str, Any]:
     pieces, reward = completion["pieces"], completion["reward"]
     hidden = max(len(pieces) - HEAD - TAIL, 0)
     facts = [f"{len(pieces)} tokens", f"expected {completion['answer']}"]
+    if isinstance(extracted := completion.get("extracted"), str):
+        facts.append(f"extracted {extracted}")
     facts.append("not scored" if reward is None else f"reward {number(reward)}")
+    if matches_schema(advantage := completion.get("advantage"), int | float):
+        facts.append(f"advantage {advantage:+.2f}")
     if completion["stopped"] is False:
         facts.append("cut off at the length budget")
     return {

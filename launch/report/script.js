@@ -140,23 +140,21 @@ const main = document.querySelector("main");
 main.replaceChildren(make("h1", {}, data.name), ...data.about.map(line => make("p", {class: "soft"}, line)));
 main.append(box("tiles", ...data.figures.map(([value, label]) => box("tile", make("b", {}, value), make("span", {}, label)))));
 if (data.warnings.length) {
-  const lines = data.warnings.map(line => make("li", {}, line));
+  const page = section => `${data.docs}/troubleshooting.md${section && "#"}${section}`;
+  const link = section => data.docs ? [" ", make("a", {href: page(section)}, "what to do")] : [];
+  const lines = data.warnings.map(([line, section]) => make("li", {}, line, ...link(section)));
   main.append(box("warnings", make("b", {}, "Warnings"), " (explained in docs/troubleshooting.md)", make("ul", {}, ...lines)));
 }
+const steps = data.samples.map(([step, about, completions]) => fold(step, about, box("samples", ...completions.map(completion))));
+const writers = data.writers.map(([writer, text]) => make("span", {}, make("i", {class: `w${writer}`}), text));
+if (steps.length) main.append(make("h2", {}, "Newest completions"), box("legend", ...writers), steps[0]);
 for (const [title, charts] of Object.entries(data.sections)) {
   const drawn = charts.filter(({lines, optional}) => !optional || lines.some(([metric]) => data.metrics[metric].low < 0));
   const figures = drawn.map(({lines, ...rest}) => lineChart(rest, lines));
   if (title === "Time") figures.unshift(...data.stages.map(chart));
   if (figures.length) main.append(make("h2", {}, title), box("charts", ...figures));
 }
-if (data.lengths.length || data.samples.length) main.append(make("h2", {}, "Completions"));
-main.append(box("charts", ...data.lengths.map(chart)));
-if (data.samples.length) {
-  const writers = data.writers.map(([writer, text]) => make("span", {}, make("i", {class: `w${writer}`}), text));
-  const steps = data.samples.map(([step, about, completions]) =>
-    fold(step, about, box("samples", ...completions.map(completion))));
-  steps[0].open = true;
-  main.append(box("legend", ...writers), ...steps);
-}
+if (data.lengths.length || steps.length > 1) main.append(make("h2", {}, "Completions"));
+main.append(box("charts", ...data.lengths.map(chart)), ...steps.slice(1));
 const settings = data.config.map(([name, value]) => box("", make("span", {}, name), make("b", {}, value)));
 main.append(make("h2", {}, "Configuration"), fold("config.json", "", box("config", ...settings)));

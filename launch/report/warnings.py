@@ -1,5 +1,6 @@
 """Warnings of a run, from its metrics and its event log."""
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,15 +16,30 @@ COUNTS = {
     "update/skipped": "{} updates of the policy were skipped, in {}",
     "draft/skipped": "{} updates of the draft were skipped, in {}",
 }
+# Sections of docs/troubleshooting.md by what a warning says; the first that matches.
+SECTIONS = {
+    "log-prob": "the-log-prob-gap-rises",
+    "skipped|not finite": "updates-are-skipped",
+    "could not be scored": "reward-workers-die",
+    "drafting loses|drafting turns": "speculation-is-slower-than-none",
+    "draft|accept": "acceptance-falls",
+    "learn|advantage|reward": "nothing-is-learnt",
+    "checkpoint|resume": "resume-refuses",
+}
 GAPS = {"rollout/logprob_gap_mean": "on average", "rollout/sequence_logprob_gap_max": "over a sequence"}
 
 
-def warnings(run: RunRecords) -> list[str]:
-    """Return the warnings, one line each: damaged files first, then the others by step."""
+def warnings(run: RunRecords) -> list[tuple[str, str]]:
+    """Return (line, section of docs/troubleshooting.md) of each warning: damaged files first, then others by step."""
     by_step = sorted([*run.events_of("warning"), *_draft_alarms(run), *_bad_steps(run)])
     lines = [text if f"step {step}" in text else f"step {step}: {text.strip()}" for step, text in by_step]
     lines = [*run.damaged, *lines]
-    return [*lines[:MOST], f"and {len(lines) - MOST} more"] if len(lines) > MOST else lines
+    lines = [*lines[:MOST], f"and {len(lines) - MOST} more"] if len(lines) > MOST else lines
+    return [(line, _section(line)) for line in lines]
+
+
+def _section(line: str) -> str:
+    return next((section for pattern, section in SECTIONS.items() if re.search(pattern, line)), "")
 
 
 def _draft_alarms(run: RunRecords) -> Iterator[tuple[int, str]]:
@@ -53,6 +69,8 @@ def _bad_steps(run: RunRecords) -> Iterator[tuple[int, str]]:
         text = " and ".join(f"by up to {worst[name]:.3f} {GAPS[name]}" for name in GAPS if name in run.metrics)
         yield int(affected[0]), f"log-probs of rollout and training differed {text}, in {_steps(affected)}"
     trains = run.metrics.get("groups/sequences_trained", np.ones(len(run.steps))) != 0
+    # Step 0 is the evaluation before training.
+    trains &= run.steps > 0
     for name in ("loss/policy", "grad_norm/policy"):
         affected = run.steps[trains & ~np.isfinite(run.metrics.get(name, np.zeros(len(run.steps))))]
         if len(affected):

@@ -1,15 +1,19 @@
 """Print a run's progress: averages over some steps, and a table of stage times after each probe."""
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 
 from rich.table import Column, Table
 
 from launch.cli.console import console
+from launch.cli.progress import duration
 from launch.run.draft_monitor import acceptance_alarm
 
-HEADER = "  step   reward  accuracy  acceptance length  tokens/s  s/step"
+HEADER = "   reward  accuracy  acceptance length  tokens/s  s/step"
 HEADER_EVERY = 20
+# The time left follows from the median of so many steps.
+TIMED = 32
 STAGES = ("data", "prepare", "generation", "reward", "logprob", "train", "step")
 # Times of asynchronous steps, by the words for them.
 ASYNCHRONOUS = {
@@ -28,14 +32,21 @@ class StepPrinter:
     """Prints alarms, and a line of averages over the steps since the line before.
 
     A line comes at every n-th step, and at those with an evaluation, a probe or samples that were not scored. Called
-    with a step and its metrics. A lasting alarm is printed once, when it begins.
+    with a step and its metrics, and 0 for those from before the first step. A lasting alarm is printed once, when it
+    begins.
+
+    last: last step of the run, shown after each step's number; None: neither that nor the time left.
     """
 
-    def __init__(self, every: int) -> None:
-        self._every, self._lines, self._alarms = every, 0, set[str]()
+    def __init__(self, every: int, last: int | None = None) -> None:
+        self._every, self._last, self._lines, self._alarms = every, last, 0, set[str]()
         self._steps: list[Values] = []
+        self._seconds: deque[float] = deque(maxlen=TIMED)
 
     def __call__(self, step: int, values: Values) -> None:
+        if step == 0:
+            console.print(f"held-out accuracy before the first step: {_show(values['eval/accuracy'], '.1%')}")
+            return
         if self._begins("draft/alarm", values):
             measured, promised = values["draft/measured_acceptance"], values["draft/promised_acceptance"]
             console.print(acceptance_alarm(step, measured, promised), style="bold red")
@@ -49,11 +60,19 @@ class StepPrinter:
         special = values["eval/accuracy"], values["time/generation"], values["reward/failed"] or None
         if step % self._every and all(value is None for value in special):
             return
+        width = 6 if self._last is None else max(6, 2 * len(str(self._last)) + 1)
         if self._lines % HEADER_EVERY == 0:
-            console.print(HEADER, style="bold")
+            console.print(f"{'step':>{width}}{HEADER}", style="bold")
         # The first step includes compilation.
         timed = self._steps if self._lines or len(self._steps) == 1 else self._steps[1:]
-        console.print(_line(step, self._steps, timed))
+        if self._lines or len(self._steps) > 1:
+            self._seconds.extend(seconds for values in timed if (seconds := values["time/step"]) is not None)
+        number, left = str(step), ""
+        if self._last is not None:
+            number = f"{step}/{self._last}"
+            if self._seconds and step < self._last:
+                left = f"  {duration(median(self._seconds) * (self._last - step))} left"
+        console.print(f"{number:>{width}}{_line(self._steps, timed, left)}")
         self._lines, self._steps = self._lines + 1, []
         if values["time/generation"] is not None:
             console.print(_stages(values))
@@ -77,8 +96,8 @@ def logprob_alarm(step: int, gap: float | None, sequence_gap: float | None) -> s
     )
 
 
-def _line(step: int, steps: Sequence[Values], timed: Sequence[Values]) -> str:
-    """Return the line of averages over `steps`, those of times over `timed`. The last is `step`."""
+def _line(steps: Sequence[Values], timed: Sequence[Values], left: str) -> str:
+    """Return the averages over `steps`, those of times over `timed`, and after them the text `left`."""
     reward, accuracy, acceptance = (
         _mean(steps, name) for name in ("reward/mean", "reward/accuracy", "rollout/acceptance_length")
     )
@@ -86,8 +105,8 @@ def _line(step: int, steps: Sequence[Values], timed: Sequence[Values]) -> str:
     # Tokens/s of the whole step, which every step measures; the table of a probe shows generation alone.
     speed = tokens / seconds if tokens is not None and seconds else None
     line = (
-        f"{step:6d}  {_show(reward, '.3f'):>7}  {_show(accuracy, '.1%'):>8}"
-        f"  {_show(acceptance, '.2f'):>17}  {_show(speed, '.0f'):>8}  {_show(seconds, '.2f'):>6}"
+        f"  {_show(reward, '.3f'):>7}  {_show(accuracy, '.1%'):>8}"
+        f"  {_show(acceptance, '.2f'):>17}  {_show(speed, '.0f'):>8}  {_show(seconds, '.2f'):>6}{left}"
     )
     held_out, failed = steps[-1]["eval/accuracy"], sum(values["reward/failed"] or 0 for values in steps)
     if held_out is not None:

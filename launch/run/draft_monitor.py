@@ -1,9 +1,12 @@
 """Alarms and notices about a run's draft, with their causes and the next command, and its share of the time."""
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from launch.cli.console import console
 from launch.run.step_timer import DispatchedStep
@@ -129,14 +132,22 @@ def explain_choice(phases: Sequence[Phase], draft_lengths: Sequence[int], drafti
 
 
 class DraftSwitches:
-    """Step observer that reports each phase in which drafting turns off or on, with the reason.
+    """Step observer that reports with the reason where drafting turns off or on, and where it stays off after a look.
 
-    say: called with the step and the line.
+    say:     called with the step and the line.
+    outlook: what comes after a look: called with the seconds of a step.
     """
 
-    def __init__(self, phases: Sequence[Phase], draft_lengths: Sequence[int], say: Callable[[int, str], None]) -> None:
-        self._phases, self._lengths, self._say = phases, draft_lengths, say
+    def __init__(
+        self,
+        phases: Sequence[Phase],
+        draft_lengths: Sequence[int],
+        say: Callable[[int, str], None],
+        outlook: Callable[[float], str],
+    ) -> None:
+        self._phases, self._lengths, self._say, self._outlook = phases, draft_lengths, say, outlook
         self._previous: list[int] | None = None  # draft length by phase in the step before
+        self._measured = False  # the step before measured a draft that it did not use
         self._speedup = "not measured yet"
 
     def __call__(self, step: DispatchedStep) -> None:
@@ -150,8 +161,23 @@ class DraftSwitches:
             if (previous == 0) != (current == 0):
                 self._say(step.number, self._line(step.number, phase, previous, current, drafting))
         self._previous = lengths
+        if self._measured and not any(lengths):
+            self._say(step.number, self._stays_off(step, drafting))
+        self._measured = not any(lengths) and "draft/predicted_acceptance" in step.metrics
+        self._measured = self._measured and math.isfinite(step.metrics["draft/predicted_acceptance"])
         if (speedup := step.metrics.get("perf/speedup_vs_autoregressive")) is not None:
             self._speedup = f"measured at step {step.number}: {float(speedup):.2f}"
+
+    def _stays_off(self, step: DispatchedStep, drafting: Drafting) -> str:
+        """Return the line about the phase and draft length with the highest predicted speed-up."""
+        speedups = np.array(expected_speedup(drafting, self._lengths))[:, 1:]
+        phase, index = map(int, np.unravel_index(speedups.argmax(), speedups.shape))
+        return (
+            f"step {step.number}: drafting stays off. Predicted acceptance at position 1 "
+            f"{float(drafting.acceptance.predicted):.2f}; predicted speed-up {speedups[phase, index]:.2f} at draft "
+            f"length {self._lengths[index + 1]} in {_size(self._phases[phase])}. "
+            f"{self._outlook(step.metrics['time/step'])}"
+        )
 
     def _line(self, step: int, phase: int, previous: int, current: int, drafting: Drafting) -> str:
         """Return the line about one phase. previous, current: its draft lengths, one of which is 0."""

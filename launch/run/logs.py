@@ -5,7 +5,7 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,11 +19,13 @@ from launch.cli.console import console
 from launch.cli.signals import StopSignals
 from launch.data.prompts import prompt_text
 from launch.data.tokenizers import token_texts
+from launch.rewards.reward_fn import final_answer_of
 from launch.run.draft_monitor import DraftShare, DraftSwitches, first_step_check
 from launch.run.history import EVENTS_FILE, SAMPLES_FILE, cut_after
 from launch.run.metric_log import MetricLog, wandb_log
 from launch.run.step_checks import LearningSignal, SkippedUpdates, check_lag
 from launch.run.step_timer import StepTimer
+from launch.run.summary import next_look
 from launch.setup.experiment import Experiment
 from specjax.parallel import processes
 from specjax.types import Prompts, Rollout
@@ -32,7 +34,7 @@ PACKAGES = ("specjax", "jax", "flax", "optax", "numpy")
 
 
 class EventLog:
-    """Writes one line per event (`start`, `warning`, `checkpoint` or `result`), with the last finished step.
+    """Writes one line per event (`start`, `summary`, `warning`, `checkpoint` or `result`), with the last finished step.
 
     step: the step after which the run starts or resumes. Lines of later steps are dropped.
     """
@@ -41,6 +43,10 @@ class EventLog:
         self._path = directory / EVENTS_FILE
         cut_after(self._path, step, every=True, report=console.print)
         self._write(step, "start", _environment())
+
+    def record_summary(self, step: int, lines: Sequence[str]) -> None:
+        """Write what the run is, a line each."""
+        self._write(step, "summary", lines)
 
     def warn(self, step: int, text: str, style: str | None = None) -> None:
         """Print a warning and write it."""
@@ -68,33 +74,36 @@ class EventLog:
 class SampleLog:
     """Writes one line per logged step: the lengths of all completions, and the tokens of some.
 
-    resume_step: the restored step. Lines of later steps are dropped.
+    resume_step: the restored step. Lines of later steps are dropped. None drops all.
     """
 
     def __init__(self, directory: Path, experiment: Experiment, resume_step: int | None = None) -> None:
         self._path, self._experiment = directory / SAMPLES_FILE, experiment
-        if resume_step is not None:
-            cut_after(self._path, resume_step, report=console.print)
+        self._final_answer = final_answer_of(experiment.config.reward)
+        cut_after(self._path, -1 if resume_step is None else resume_step, report=console.print)
 
-    def due(self, step: int) -> bool:
-        """Return whether to log this step: the first, the last, and steps with an evaluation."""
+    def due(self, step: int, last: bool) -> bool:
+        """Return whether to log this step: the first, the last, and steps with an evaluation or a checkpoint."""
         config = self._experiment.config
-        evaluated = config.eval.every > 0 and step % config.eval.every == 0
-        return config.log.samples > 0 and (step in (1, config.steps) or evaluated)
+        regular = any(every > 0 and step % every == 0 for every in (config.eval.every, config.checkpoint.every))
+        return config.log.samples > 0 and (step == 1 or last or regular)
 
     def write(self, step: int, prompts: Prompts, rollout: Rollout) -> None:
         """Append one line to samples.jsonl.
 
-        The line is {"step", "budget", "lengths": [..], "completions": [{"prompt", "answer", "reward", "stopped",
-        "pieces": [[text, specjax.types.Writer], ..]}, ..]}. Completions of different prompts come first. Unknown values
-        are null: the reward of a sample that was not scored, `stopped` of one that goes on in the next step, writers
-        that a custom rollout function does not report.
+        The line is {"step", "budget", "lengths": [..], "completions": [{"prompt", "answer", "extracted", "reward",
+        "advantage", "stopped", "pieces": [[text, specjax.types.Writer], ..]}, ..]}. Completions of different prompts
+        come first. Unknown values are null: the reward of a sample that was not scored, the answer extracted from one,
+        or by a scorer that extracts none, the advantage where some rows were left out of training, `stopped` of one
+        that goes on in the next step, writers that a custom rollout function does not report.
         """
         # Indexed on the host: a program of the prompts' mesh would wait for the rollout under way there, and a process
         # without a device of the mesh has nothing to index.
         rewards = None if rollout.reward is None else rollout.reward.value
         columns = rollout.tokens, rollout.writer, rollout.stopped, rewards, rollout.done
-        lengths, ids, (tokens, *others) = processes.fetch((rollout.lengths, prompts.id, columns))
+        batch = None if rollout.batch is None else (rollout.batch.advantage, rollout.batch.completion)
+        lengths, ids, (tokens, *others), batch = processes.fetch((rollout.lengths, prompts.id, columns, batch))
+        others.append(None if batch is None else _advantages(batch[0], batch[1], len(lengths)))
         group, budget = len(lengths) // len(ids), rollout.tokens.shape[1]
         rows = np.arange(len(lengths)).reshape(-1, group).T.ravel()[: self._experiment.config.log.samples]
         completions = [
@@ -117,14 +126,21 @@ class SampleLog:
         stopped: Any,
         reward: Any,
         done: Any,
+        advantage: Any,
     ) -> dict[str, Any]:
-        texts = token_texts(self._experiment.tokenizer, tokens[:length].tolist())
+        tokenizer, ids = self._experiment.tokenizer, tokens[:length].tolist()
+        texts = token_texts(tokenizer, ids)
         written_by = [None] * length if writers is None else writers[:length].tolist()
         asked = self._experiment.problems.train[problem]
+        # The extraction has no time limit: only completions that were scored within it.
+        scored = reward is not None and np.isfinite(reward)
+        extract = self._final_answer if scored else None
         return {
             "prompt": prompt_text(asked.prompt),
             "answer": asked.answer,
+            "extracted": None if extract is None else extract(tokenizer.decode(ids)),
             "reward": float(reward) if reward is not None and np.isfinite(reward) else None,
+            "advantage": None if advantage is None else float(advantage),
             "stopped": None if stopped is None or done is not None and not done else bool(stopped),
             "pieces": [list(piece) for piece in zip(texts, written_by, strict=True)],
         }
@@ -155,22 +171,38 @@ class RunLogs:
         """True if the run received a signal, or skipped too many updates in a row."""
         return self.signals.received is not None or self.skipped.reason is not None
 
+    def write_samples(self, last: bool) -> None:
+        """Write completions of the newest step, if they are due. last: the run ends with this step."""
+        step = self.timer.newest
+        if step is not None and self.samples.due(step.number, last):
+            self.timer.wait()
+            self.samples.write(step.number, step.prompts, step.rollout)
+
 
 @contextmanager
-def open_logs(experiment: Experiment, directory: Path, last_step: int, signals: StopSignals) -> Iterator[RunLogs]:
-    """Open the logs of a run that resumes after `last_step`, 0 for a new run. Entries of later steps are dropped."""
-    config = experiment.config
-    resume_step = last_step if config.resume else None
+def open_logs(
+    experiment: Experiment, directory: Path, resume_step: int | None, signals: StopSignals
+) -> Iterator[RunLogs]:
+    """Open the logs of a run that resumes after `resume_step`; None: a new run. Entries of later steps are dropped."""
+    config, last_step = experiment.config, resume_step or 0
     events, skipped = EventLog(directory, last_step), SkippedUpdates(directory, config.max_skipped, last_step)
-    switches = DraftSwitches(experiment.phases, config.rollout.draft_lengths, events.warn)
+    outlook = partial(next_look, experiment)
+    switches = DraftSwitches(experiment.phases, config.rollout.draft_lengths, events.warn, outlook)
     checks = first_step_check(experiment, events.warn), partial(check_lag, config.asynchronous.lag)
     learning = LearningSignal(experiment.config, events.warn)
     with (
         wandb_log(config, directory) as also,
-        MetricLog(directory, config.print_every, resume_step, also) as metrics,
+        MetricLog(directory, config.print_every, resume_step, also, config.steps) as metrics,
     ):
         timer = StepTimer(DraftShare(metrics.log), (*checks, switches, learning, skipped))
         yield RunLogs(directory, events, SampleLog(directory, experiment, resume_step), timer, skipped, signals)
+
+
+def _advantages(by_token: np.ndarray, completion: np.ndarray, rows: int) -> np.ndarray | None:
+    """Return the mean advantage of each sequence's tokens, [rows]; None if fewer rows train."""
+    if len(completion) != rows:
+        return None
+    return by_token.sum(axis=1) / np.maximum(completion.sum(axis=1), 1)
 
 
 def _environment() -> dict[str, Any]:

@@ -23,6 +23,7 @@ from specjax.asynchronous.step import AsynchronousStep, MixedVersions
 from specjax.carry_over.groups import next_prompts
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
+from specjax.parallel.memory import peak_gib
 from specjax.train.timed_step import ProbeStep
 from specjax.train.train_step import StepResult
 from specjax.types import Prompts, TrainState
@@ -73,7 +74,9 @@ class TrainingLoop:
             self.evaluate_if_due(number, state)
             # Read once per step: a signal that arrives after the save stops the run after the next step.
             stopping = self.logs.must_stop
-            self.save_if_due(number, state, last=stopping or number == config.steps)
+            last = stopping or number == config.steps
+            self.logs.write_samples(last)
+            self.save_if_due(number, state, last)
             if stopping:
                 self.warn_of_stop(number)
                 break
@@ -126,13 +129,10 @@ class TrainingLoop:
         if probing:
             speedup = float(metrics["perf/speedup_vs_autoregressive"])
             report_speedup(number, speedup, self.experiment.config.rollout, self.logs.events.warn)
-        metrics = metrics | {"time/data": data_s}
+        metrics = metrics | {"time/data": data_s, "memory/peak_gib": peak_gib(self.experiment.mesh)}
         if timed:
             metrics["time/step"] += data_s
         self.logs.timer.dispatched(DispatchedStep(number, start, metrics, trained, rollout, drafting))
-        if self.logs.samples.due(number):
-            self.logs.timer.wait()
-            self.logs.samples.write(number, trained, rollout)
         return state
 
     def is_probe(self, number: int) -> bool:

@@ -30,6 +30,7 @@ STANDARD_METRICS = (
     *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "reward/overlong", "eval/accuracy"),
     *("loss/policy", "loss/draft", "loss/clip_fraction", "ratio/mean", "ratio/max", "kl/reference", "entropy"),
     *("grad_norm/policy", "grad_norm/draft", "update/skipped", "draft/skipped", "draft/trained"),
+    *("learning_rate/policy", "learning_rate/draft", "memory/peak_gib"),
     *("groups/zero_variance", "groups/sequences_trained", "groups/sequences_with_advantage"),
     *("rollout/tokens", "rollout/rounds", "rollout/length_mean", "rollout/length_max", "rollout/truncated"),
     *("rollout/empty", "rollout/draft_length", "rollout/acceptance_length"),
@@ -46,8 +47,9 @@ class MetricLog:
     """Writes the metrics of each step of the run in `directory`. Only the primary process writes.
 
     print_every: print averages over every n steps.
-    resume_step: the restored step. Lines of later steps are dropped, so that none appears twice.
+    resume_step: the restored step. Lines of later steps are dropped, so that none appears twice. None drops all.
     also:        another log, called with a step and the values that it measured.
+    last_step:   last step of the run; shown with the time left.
     """
 
     def __init__(
@@ -56,16 +58,17 @@ class MetricLog:
         print_every: int = 1,
         resume_step: int | None = None,
         also: Log | None = None,
+        last_step: int | None = None,
     ) -> None:
         path = directory / METRICS_FILE
-        self._last = None if resume_step is None else cut_after(path, resume_step, report=console.print)
+        self._last = cut_after(path, -1 if resume_step is None else resume_step, report=console.print)
         self._file = (path if processes.primary() else Path(os.devnull)).open("a", encoding="utf-8")
         # TensorBoard names files by the second, and a run may resume twice within one: the step makes names unique.
         start = 0 if resume_step is None else resume_step + 1
         self._events = SummaryWriter(
             str(directory), purge_step=start, filename_suffix=f".{start}", write_to_disk=processes.primary()
         )
-        self._print, self._also = StepPrinter(print_every), also
+        self._print, self._also = StepPrinter(print_every, last_step), also
 
     def __enter__(self) -> "MetricLog":
         return self

@@ -25,9 +25,11 @@ from launch.run.history import (
 from models.files import read_json
 
 _COMPLETION = {"prompt": str, "answer": str, "reward": int | float | None, "stopped": bool | None}
+# Runs from before `extracted` and `advantage` are read too.
 SAMPLE = {"budget": int, "lengths": [int], "completions": [_COMPLETION | {"pieces": [(str, int | None)]}]}
 EVENT = {
     "start": {"date": str, "device": str, "host": str, "versions": {str: str}},
+    "summary": [str],
     "warning": str,
     "result": {str: int | float},
 }

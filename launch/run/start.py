@@ -12,7 +12,8 @@ from launch.costs.cost_table import CostTable
 from launch.data.batches import PromptPipeline, fixed_batches
 from launch.distillation.trainer import distill
 from launch.evaluation.sampler import Evaluate, held_out_batch_size, make_evaluate
-from launch.run.logs import EventLog
+from launch.run.logs import RunLogs
+from launch.run.summary import summarize
 from launch.run.supervised_warmup import warm_up
 from launch.setup.experiment import Experiment
 from launch.setup.state import abstract_state, fresh_state
@@ -91,12 +92,16 @@ def held_out_evaluator(experiment: Experiment, reward_fn: RewardFn) -> Evaluate:
     return lambda params: processes.within(experiment.mesh, lambda: evaluate(params))
 
 
-def warn_of_start(experiment: Experiment, events: EventLog, continuing: bool, found: bool) -> None:
-    """Warn if prompts are dropped, or if there is no checkpoint to resume from. Print how a read draft differs."""
+def report_start(experiment: Experiment, logs: RunLogs, start: Start, continuing: bool, found: bool) -> None:
+    """Log what the run is and its first evaluation. Warn of dropped prompts and of a missing checkpoint."""
+    events = logs.events
+    events.record_summary(start.step, summarize(experiment))
     if (differences := experiment.networks.draft.differences()) is not None:
         console.print(differences)
     if continuing:
         return
+    if start.accuracy_before is not None:
+        logs.timer.log_start({"eval/accuracy": start.accuracy_before})
     if experiment.config.resume and not found:
         events.warn(0, "No checkpoint found; starting from scratch")
     for which, table in (("training", experiment.train_prompts), ("held-out", experiment.held_out_prompts)):

@@ -37,6 +37,7 @@ class StepTimer:
     log:       writes metrics and returns the values written.
     observers: called with each step after it is logged.
     logged:    the values of the last logged step.
+    newest:    the last dispatched step.
     """
 
     def __init__(
@@ -46,12 +47,13 @@ class StepTimer:
     ) -> None:
         self._log_metrics, self._observers = log, observers
         self.logged: dict[str, float | None] = {}
+        self.newest: DispatchedStep | None = None
         self._pending: DispatchedStep | None = None
         self._last_end = 0.0
 
     def dispatched(self, step: DispatchedStep) -> None:
         """Register a dispatched step, and log the one before it."""
-        previous, self._pending = self._pending, step
+        previous, self._pending, self.newest = self._pending, step, step
         ended = [previous] if previous is not None and "time/step" not in previous.metrics else []
         jax.block_until_ready([each.metrics for each in ended])
         # The call may have run its own step to the end too, as on CPU.
@@ -80,6 +82,10 @@ class StepTimer:
         for step in ended:
             step.metrics["time/step"] = seconds
         self._last_end = now
+
+    def log_start(self, metrics: Metrics) -> None:
+        """Log what was measured before the first step, as step 0."""
+        self._log_metrics(0, metrics)
 
     def finish(self, more: Metrics | None = None) -> None:
         """Log the last step, with the metrics `more` that were measured after it."""

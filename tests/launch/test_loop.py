@@ -19,6 +19,7 @@ from launch.run.loop import TrainingLoop
 from launch.run.start import Start
 from launch.run.step_timer import DispatchedStep, StepTimer
 from specjax.asynchronous.step import MixedVersions
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.refusals import refuses
 
 
@@ -47,10 +48,12 @@ class Recorder:
             record_warning=lambda number, text: self.said.append((number, text)),
             record_checkpoint=lambda number: None,
         )
-        samples: Any = SimpleNamespace(due=lambda number: False)
+        samples: Any = SimpleNamespace(due=lambda number, last: False)
         unused: Any = None
         fakes: Any = SimpleNamespace(
-            experiment=SimpleNamespace(config=config, phases=(), draft_vocabulary=None, checksum=0),
+            experiment=SimpleNamespace(
+                config=config, mesh=make_mesh(MeshConfig()), phases=(), draft_vocabulary=None, checksum=0
+            ),
             pipeline=SimpleNamespace(__next__=None),
             saves=SimpleNamespace(save=self._save, newest=lambda: None),
             signals=self.signals,

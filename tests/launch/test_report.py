@@ -11,6 +11,7 @@ import pytest
 import launch.report.__main__
 from launch.report import write_report
 from launch.report.charts import CHARTS
+from launch.report.page import DOCS
 from launch.report.series import MOST, series, strokes, thin
 from launch.report.warnings import warnings
 from launch.run.metric_log import STANDARD_METRICS
@@ -24,7 +25,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 def data_of(report: Path) -> dict[str, Any]:
     """Return what the page's script draws. A page without it, or that loads anything, fails."""
     page = report.read_text()
-    assert not re.search(r"\b(src|href|import)\b|url\(|https?://(?!www.w3.org/2000/svg)", page)
+    assert not re.search(r"\b(src|import)\b|<link|url\(|https?://(?!www.w3.org/2000/svg)", page)
     (data,) = re.findall(r'<script type="application/json" id="data">([^<]*)</script>', page)
     return json.loads(data)
 
@@ -59,13 +60,25 @@ def run_of(directory: Path, steps: int = 40) -> Path:
     )
     pieces = [["3", 1], [" <b>", 2], ["\n", 3], ["&", 4], ["", 2]]
     scored = {"prompt": "1 < 2?", "answer": "2", "reward": 1.0, "stopped": True, "pieces": pieces}
-    failed = scored | {"reward": None, "stopped": False, "pieces": [[f"w{i}", None] for i in range(700)]}
+    scored |= {"extracted": "3", "advantage": -0.5}
+    failed = scored | {
+        "reward": None,
+        "extracted": None,
+        "advantage": None,
+        "stopped": False,
+        "pieces": [[f"w{i}", None] for i in range(700)],
+    }
     write_lines(
         directory / "samples.jsonl",
         [{"step": step, "budget": 8, "lengths": [5, 8, 8], "completions": [scored, failed]} for step in (1, 40)],
     )
     start = {"date": "2026-01-02T03:04:05+00:00", "device": "2 x cpu", "host": "2 cores", "versions": {"jax": "0.10"}}
-    lines = [{"step": 0, "start": start}, {"step": 10, "warning": "drafting loses"}, {"step": 20, "start": start}]
+    lines = [
+        {"step": 0, "start": start},
+        {"step": 0, "summary": ["model: tiny", "draft: none"]},
+        {"step": 10, "warning": "drafting loses"},
+        {"step": 20, "start": start},
+    ]
     write_lines(
         directory / "diary.jsonl", [*lines, {"step": 40, "result": {"generation_speedup": 1.25, "step_speedup": 1.1}}]
     )
@@ -88,13 +101,22 @@ def test_a_report_shows_all_of_a_run_in_one_file(tmp_path: Path):
     assert [part["value"] for part in stages["series"]] == ["0.100 s, 3.8%", *["0.500 s, 19.2%"] * 5]
     assert [part["label"] for part in data["lengths"][0]["series"]] == ["step 1", "step 40"]
     said = "\n".join([*data["about"], *(f"{value} {label}" for value, label in data["figures"])])
-    for words in ("seed 3", "2 x cpu", "jax 0.10", "resumed after step 20", "1.25x generation", "40 of 40 steps"):
+    for words in (
+        "seed 3",
+        "2 x cpu",
+        "jax 0.10",
+        "resumed after step 20",
+        "1.25x generation",
+        "40 of 40 steps",
+        "draft: none",
+    ):
         assert words in said
     assert ["seed", "3"] in data["config"]
     (newest, about, (scored, failed)), (oldest, *_) = data["samples"]
     assert (newest, oldest, about) == ("step 40", "step 1", "0% of these tokens written by the draft")
     assert scored["head"][:3] == [["3", 1], [" <b>", 2], ["\n", 3]] and scored["prompt"] == "1 < 2?"
     assert (len(failed["head"]), failed["hidden"], len(failed["tail"])) == (400, 200, 100)
+    assert scored["facts"] == ["5 tokens", "expected 2", "extracted 3", "reward 1", "advantage -0.50"]
     assert failed["facts"] == ["700 tokens", "expected 2", "not scored", "cut off at the length budget"]
 
 
@@ -112,7 +134,8 @@ def test_the_script_draws_the_page(tmp_path: Path):
     titles = re.findall(r"<figcaption>(.*?)<", page)
     assert {"Accuracy", "Stages of a step", "my_loss/&lt;x&gt;", "Completion length distribution"} < set(titles)
     assert re.findall("<h2>(.*?)<", page)[-3:] == ["Other metrics", "Completions", "Configuration"]
-    assert "<h1>my run</h1>" in page and "<li>step 10: drafting loses</li>" in page
+    link = r'<li>step 10: drafting loses <a href="[^"]*docs/troubleshooting.md#speculation-is-slower-than-none">'
+    assert "<h1>my run</h1>" in page and re.search(link, page)
     # The seventh line has the color of the first.
     assert '<i style="color:var(--p6)" class=""></i>position 6' in page
     assert '<i style="color:var(--p1)" class="dashed"></i>position 7' in page
@@ -167,7 +190,12 @@ def test_a_report_of_an_asynchronous_run_shows_lag_exposed_generation_and_idle_m
 
 
 def test_warnings_are_read_back_with_their_steps(tmp_path: Path):
-    lines = warnings(read_run(run_of(tmp_path)))
+    lines, sections = zip(*warnings(read_run(run_of(tmp_path))), strict=True)
+    headings = re.findall("^## (.*)", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
+    assert set(sections) <= {heading.lower().replace(" ", "-") for heading in headings}
+    assert [
+        section.split("-")[0] for section in sections
+    ] == "reward updates speculation acceptance the updates".split()
     assert [re.findall(r"steps? (\d+)", line)[0] for line in lines] == ["7", "9", "10", "21", "25", "30"]
     for line, facts in zip(
         lines,
@@ -184,7 +212,9 @@ def test_warnings_are_read_back_with_their_steps(tmp_path: Path):
         assert all(fact in line for fact in facts), line
     # A NaN counts as the largest gap.
     write_run(tmp_path, 2, rollout__logprob_alarm=[1, 1], rollout__logprob_gap_mean=[0.25, None])
-    assert any("up to inf on average and by up to inf over a sequence" in line for line in warnings(read_run(tmp_path)))
+    assert any(
+        "up to inf on average and by up to inf over a sequence" in line for line, _ in warnings(read_run(tmp_path))
+    )
 
 
 def test_a_run_that_has_not_begun_or_was_killed_has_a_report_too(tmp_path: Path):

@@ -23,10 +23,18 @@ ROLLOUT = Rollout(
     writer=jnp.array([[1, 2, 4, 0], [1, 3, 0, 0], [1, 0, 0, 0], [1, 2, 2, 3]], jnp.int8),
     reward=Reward(jnp.array([3.0, 2.0, jnp.nan, 4.0]), jnp.zeros(4)),
 )
+# Advantages of the tokens of each row; prompts have none.
+IN_COMPLETION = np.arange(5)[None] >= np.array([2, 3, 1, 1])[:, None]
+BATCH = SimpleNamespace(
+    completion=IN_COMPLETION, advantage=np.where(IN_COMPLETION, np.array([[1.5], [0], [-1], [2]]), 0)
+)
+SAVES = replace(tiny.checkpoint, every=6)
 
 
 def log_in(directory: Path, count: int, resume_step: int | None = None) -> SampleLog:
-    config = replace(tiny, steps=9, eval=replace(tiny.eval, every=4), log=replace(tiny.log, samples=count))
+    config = replace(
+        tiny, steps=9, eval=replace(tiny.eval, every=4), checkpoint=SAVES, log=replace(tiny.log, samples=count)
+    )
     problems = [Problem(prompt="a+a=", answer="0"), Problem(prompt="b+b=", answer="1")]
     experiment: Any = SimpleNamespace(
         config=config,
@@ -41,15 +49,18 @@ def lines(directory: Path) -> list[dict[str, Any]]:
 
 
 def test_completions_of_different_prompts_with_who_wrote_them(tmp_path: Path):
-    log_in(tmp_path, 3).write(4, PROMPTS, ROLLOUT)
-    log_in(tmp_path, 1).write(8, PROMPTS, ROLLOUT)
+    log_in(tmp_path, 3).write(4, PROMPTS, replace(ROLLOUT, batch=BATCH))
+    log_in(tmp_path, 1, resume_step=4).write(8, PROMPTS, ROLLOUT)
     # Lines after the restored step are dropped. Values that a rollout does not return are null.
     log_in(tmp_path, 1, resume_step=4).write(5, PROMPTS, Rollout(ROLLOUT.tokens, ROLLOUT.lengths))
     line, untold = lines(tmp_path)
     assert (line["step"], line["budget"], line["lengths"], untold["step"]) == (4, 4, [3, 2, 1, 4], 5)
     first, second, third = line["completions"]
     pieces = [["a", Writer.POLICY], ["b", Writer.DRAFT], ["", Writer.BONUS]]
-    assert first == {"prompt": "b+b=", "answer": "1", "reward": 3.0, "stopped": True, "pieces": pieces}
+    assert first == {
+        **{"prompt": "b+b=", "answer": "1", "extracted": None, "reward": 3.0, "advantage": 1.5},
+        **{"stopped": True, "pieces": pieces},
+    }
     assert (second["prompt"], second["reward"], third["pieces"]) == ("a+a=", None, [["b", 1], ["", 3]])
     (completion,) = untold["completions"]
     assert completion["stopped"] is completion["reward"] is None and completion["pieces"][0] == ["a", None]
@@ -68,9 +79,9 @@ def test_the_prompts_are_read_on_the_host(tmp_path: Path):
     assert lines(tmp_path)[0]["completions"][0]["prompt"] == "b+b="
 
 
-def test_the_first_step_evaluations_and_the_last_have_samples(tmp_path: Path):
-    assert [step for step in range(1, 10) if log_in(tmp_path, 1).due(step)] == [1, 4, 8, 9]
-    assert not any(log_in(tmp_path, 0).due(step) for step in range(1, 10))
+def test_the_first_step_evaluations_saves_and_the_last_have_samples(tmp_path: Path):
+    assert [step for step in range(1, 10) if log_in(tmp_path, 1).due(step, step == 7)] == [1, 4, 6, 7, 8]
+    assert not any(log_in(tmp_path, 0).due(step, True) for step in range(1, 10))
 
 
 def test_a_character_of_several_tokens_belongs_to_the_last():

@@ -1,0 +1,102 @@
+"""What a run says of itself before its first step: model, data, draft, devices and size of a step."""
+
+from collections.abc import Iterator
+
+import jax
+
+from launch.distillation.trainer import PASSES
+from launch.setup.experiment import Experiment
+from specjax.types import PyTree
+
+LOOKED_UP = {"ngram": "sequence", "history": "prompt's other completions"}
+DRAFTS = {"eagle3": "EAGLE-3 head", "mtp": "MTP head", "model": "draft model"}
+
+
+def summarize(experiment: Experiment) -> list[str]:
+    """Return a line each about the model, the data, the draft, the devices and a step."""
+    config, data, rollout = experiment.config, experiment.config.data, experiment.config.rollout
+    source = config.model.path or config.model.family or "random weights"
+    trained_on = f" of {data.train or data.function}" if data.train or data.function else ""
+    meshes = {"trains": experiment.mesh}
+    if experiment.rollout_mesh is not experiment.mesh:
+        meshes["generates"] = experiment.rollout_mesh
+    return [
+        f"model: {source}, {_count(experiment.networks.params.policy)}; computes in {config.model.dtype}, "
+        f"trained in {config.model.param_dtype}",
+        f"data: {len(experiment.train_prompts.rows):,} prompts{trained_on} to train on, "
+        f"{len(experiment.problems.held_out):,} held out",
+        f"draft: {', '.join(_describe_draft(experiment))}; {_how_it_drafts(experiment)}",
+        "devices: " + "; ".join(f"{_devices(mesh)} {verb}" for verb, mesh in meshes.items()),
+        f"step: {data.prompts} prompts x {rollout.group_size} samples = {experiment.sequences} sequences of up to "
+        f"{data.max_prompt_tokens} + {rollout.max_new_tokens} tokens; {config.steps} steps; learning rate "
+        f"{config.policy_optimizer.learning_rate:g}",
+    ]
+
+
+def _describe_draft(experiment: Experiment) -> Iterator[str]:
+    """Yield what drafts, its size and where its weights come from."""
+    options, draft = experiment.config.draft, experiment.networks.draft
+    lookup = [] if options.lookup.kind == "none" else [f"lookup in the {LOOKED_UP[options.lookup.kind]}"]
+    kind = [] if options.kind == "none" else [DRAFTS.get(options.kind, options.kind)]
+    yield " and ".join([*kind, *lookup]) or "none"
+    if draft.has_params:
+        yield _count(draft.params)
+        yield "distilled before RL" if experiment.config.distill.steps else _origin(experiment)
+
+
+def _origin(experiment: Experiment) -> str:
+    draft, options = experiment.networks.draft, experiment.config.draft
+    return "untrained" if draft.read_from is None else f"from {options.path or experiment.config.model.path}"
+
+
+def _how_it_drafts(experiment: Experiment) -> str:
+    """Return when rollouts draft, and for an untrained draft what would help."""
+    lengths, untrained = experiment.config.rollout.lengths, is_untrained(experiment)
+    several = ", ".join(map(str, lengths))
+    if not any(lengths):
+        return "drafting is off (--rollout.draft-length 0)"
+    if len(lengths) == 1:
+        advice = f", most in vain at first: --rollout.draft-lengths 0 {several} avoids that"
+        return f"every round drafts {several} tokens{advice if untrained else ''}"
+    begins = "; begins without, while the first step measures acceptance" if lengths[0] == 0 else ""
+    advice = f"; --distill.steps {offered_steps(experiment)} distils it first" if untrained else ""
+    return f"drafts one of {several} tokens, whichever is fastest by measured costs and acceptance{begins}{advice}"
+
+
+def is_untrained(experiment: Experiment) -> bool:
+    """Return whether the draft has random weights, and nothing trains them before the first step."""
+    draft = experiment.networks.draft
+    return draft.has_params and draft.read_from is None and not experiment.config.distill.steps
+
+
+def offered_steps(experiment: Experiment) -> int:
+    """Return the steps of a distillation that passes over its answers as often as launch.distill."""
+    distill = experiment.config.distill
+    return max(PASSES * distill.answers // distill.batch_size, 1)
+
+
+def next_look(experiment: Experiment, step_s: float) -> str:
+    """Return when a draft that is not used is looked at again, and what distilling an untrained one would take.
+
+    step_s: seconds of a step. Generating answers and learning from them took as long as two steps with as many
+            sequences, within a third (`make real`).
+    """
+    config = experiment.config
+    text = f"The draft is trained and measured again in {config.draft_training.max_every} steps"
+    if config.draft_training.mode == "frozen":
+        text = f"The draft is measured again in {config.draft_training.max_every} steps"
+    if is_untrained(experiment):
+        minutes = 2 * config.distill.answers / experiment.sequences * step_s / 60
+        text += f". A run that distils it first with --distill.steps {offered_steps(experiment)} needs about "
+        text += f"{minutes:.0f} minutes for that" if minutes >= 1 else "a minute for that"
+    return text
+
+
+def _count(params: PyTree) -> str:
+    count = sum(x.size for x in jax.tree.leaves(params))
+    return f"{count / 1e9:.2f}B parameters" if count >= 1e9 else f"{count / 1e6:.1f}M parameters"
+
+
+def _devices(mesh: jax.sharding.Mesh) -> str:
+    axes = " ".join(f"{name} {size}" for name, size in mesh.shape.items() if size > 1)
+    return f"{mesh.size} x {mesh.devices.flat[0].device_kind}{f' ({axes})' if axes else ''}"

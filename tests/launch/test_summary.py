@@ -1,0 +1,54 @@
+"""What a run says of itself at its start."""
+
+from dataclasses import replace
+
+import pytest
+
+from configs.override import override
+from launch.run.summary import next_look, summarize
+from launch.setup.experiment import Experiment, build_experiment
+from tests.launch.programs import SMALLEST, changes
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    return build_experiment(override(SMALLEST, changes("--model.feature-layers 0")))
+
+
+def of(experiment: Experiment, *lines: str) -> Experiment:
+    return replace(experiment, config=override(experiment.config, changes(*lines)))
+
+
+def test_five_lines_say_what_the_run_is(experiment: Experiment):
+    model, data, draft, devices, step = summarize(experiment)
+    assert model.startswith("model: random weights, 0.0M parameters; computes in float32")
+    assert data == "data: 20 prompts to train on, 4 held out"
+    assert draft.startswith("draft: EAGLE-3 head, 0.0M parameters, untrained; every round drafts 2 tokens, most in")
+    assert devices == "devices: 1 x cpu trains"
+    assert step == "step: 2 prompts x 2 samples = 4 sequences of up to 10 + 7 tokens; 1 steps; learning rate 1e-06"
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ("--rollout.draft-lengths 0 2", "untrained; drafts one of 0, 2 tokens...--distill.steps 512 distils it first"),
+        ("--rollout.draft-lengths 0 2 --distill.steps 5", "distilled before RL; drafts one of 0, 2 tokens"),
+        ("--rollout.draft-lengths 1 2", "untrained; drafts one of 1, 2 tokens"),
+        ("--rollout.draft-length 0", "untrained; drafting is off (--rollout.draft-length 0)"),
+        ("--distill.steps 5", "distilled before RL; every round drafts 2 tokens"),
+        ("--draft.lookup.kind ngram", "EAGLE-3 head and lookup in the sequence"),
+    ],
+)
+def test_the_line_of_the_draft_says_whether_it_drafts_and_why(experiment: Experiment, options: str, expected: str):
+    line = summarize(of(experiment, options))[2]
+    for part in expected.split("..."):
+        assert part in line
+    assert ("begins without" in line) == ("lengths 0" in options)
+
+
+def test_a_look_at_an_unused_draft_offers_a_distillation(experiment: Experiment):
+    # 4,096 answers are 1,024 steps of 4 sequences.
+    said = next_look(experiment, 0.5)
+    assert "trained and measured again in 32 steps" in said and "--distill.steps 512 needs about 17 minutes" in said
+    frozen = next_look(of(experiment, "--draft-training.mode frozen --distill.steps 5"), 0.5)
+    assert frozen == "The draft is measured again in 32 steps"
