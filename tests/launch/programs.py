@@ -51,7 +51,7 @@ SHRUNK = changes(
     "--data.prompts 4 --data.max-prompt-tokens 40 --rollout.group-size 4 --rollout.max-new-tokens 8",
     f"--rollout.draft-length {DRAFT_LENGTH} --microbatches 2 --model.feature-layers 0 1 --model.dtype float32",
     "--policy-optimizer.learning-rate 0.01 --reward.workers 1 --eval.every 0 --probe-every 0",
-)
+) | {"rollout.draft_lengths": ()}
 # Options that make the recipe `tiny` as small as possible, for runs of many steps.
 LEAST = changes(
     *(f"--model.architecture.{name} 8" for name in ("hidden-size", "intermediate-size", "head-dim")),
@@ -174,7 +174,9 @@ def _saved_item(checkpointer: ocp.PyTreeCheckpointer, path: Path) -> PyTree:
 
 
 def metrics(run: Path) -> list[dict[str, float | None]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    """Return the metrics of each step, without the evaluation before the first."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["step"]]
 
 
 def without_times(run: Path) -> list[dict[str, float | None]]:

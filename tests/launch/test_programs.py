@@ -99,7 +99,7 @@ def test_a_run_writes_all_its_files(finished: Path, files: Path, steps: int):
     names = ("step", *STANDARD_METRICS, *(f"rollout/acceptance_rate_pos_{i}" for i in (1, 2)))
     for line in lines:
         assert tuple(line) == names
-        assert missing(line) == STAGES | {"eval/accuracy", "kl/reference", "time/draft_training"}
+        assert missing(line) == STAGES | {"eval/accuracy", "kl/reference", "time/draft_training", "memory/peak_gib"}
         assert line["reward/failed"] == 0
     # There were correct and wrong answers, so the policy learnt.
     assert any(0 < (line["reward/mean"] or 0) < 1 for line in lines)
@@ -112,7 +112,7 @@ def test_a_run_writes_all_its_files(finished: Path, files: Path, steps: int):
     assert list(finished.glob("profile/**/*.xplane.pb"))
     assert "Acceptance by position" in (finished / "report.html").read_text()
     samples = [json.loads(line) for line in (finished / "samples.jsonl").read_text().splitlines()]
-    assert [sample["step"] for sample in samples] == [1, steps]
+    assert [sample["step"] for sample in samples][:: len(samples) - 1] == [1, steps]
     assert all(len(sample["lengths"]) == 16 and len(sample["completions"]) == 4 for sample in samples)
 
 
@@ -211,14 +211,17 @@ def test_tiny_from_warm_up_to_the_closing_comparison(
     lines = metrics(tmp_path / "run")
     names = ("step", *STANDARD_METRICS, "rollout/acceptance_rate_pos_1")
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
+    first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert {name for name, value in first.items() if value is not None} == {"step", "eval/accuracy"}
+    assert f"held-out accuracy before the first step: {first['eval/accuracy']:.1%}" in said
     for number, line in enumerate(lines, start=1):
-        unmeasured = {"kl/reference", "time/draft_training"} | (STAGES if number != 4 else set())
+        unmeasured = {"kl/reference", "time/draft_training", "memory/peak_gib"} | (STAGES if number != 4 else set())
         unmeasured |= {"eval/accuracy"} if number != 3 else set()
         assert tuple(line) == names and missing(line) == unmeasured
         assert line["rollout/draft_length"] == 1
     assert saves(tmp_path / "run") == [3, 4]
     assert staged == ["rehearsal", "probe"]
-    assert [call[0] for call in to_wandb[1:-1]] == [1, 2, 3, 4] and to_wandb[-1] == "finish"
+    assert [call[0] for call in to_wandb[1:-1]] == [0, 1, 2, 3, 4] and to_wandb[-1] == "finish"
 
 
 @pytest.mark.slow
