@@ -21,6 +21,7 @@ from configs.override import override
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError, RunStopped, Stopped, as_config_error, silence_writers
 from launch.cli.fields import Field, fields_of, summary
+from launch.cli.option_search import matching
 from launch.cli.parser import Parser
 from launch.cli.recipe_options import RECIPE_ONLY, TRAIN, reads
 from launch.cli.recipes import choices, load_recipe
@@ -157,8 +158,16 @@ def parse_run_and(
     parser = Parser(parents=[overview, *sections.values()])
     values = parser.read(argv if recipe is None else argv[1:], [*programs_own, *settable], elsewhere)
     if "help" in values:
-        topics = {None: [overview], "all": sections.values()}
-        parsers = topics.get(values["help"]) or [sections[values["help"]]]
+        topic = " ".join(values["help"])
+        section = topic.replace("-", "_")
+        parsers = [sections[section]] if section in sections else {"": [overview], "all": sections.values()}.get(topic)
+        if parsers is None:
+            found = matching(topic, [*programs_own, *settable])
+            if not found:
+                others = "; ".join(f"{each.flag}: {elsewhere[each.flag]}" for each in matching(topic, all_fields)[:6])
+                allowed = f"must be another word, all, or a section: {', '.join(sections)}"
+                raise ConfigError(f"--help {topic!r}: {others or f'no option names or describes it; {allowed}'}")
+            parsers = [_group_parser(f"options for {topic!r}", found)]
         print("\n".join(each.format_help() for each in parsers), end="")
         raise SystemExit(0)
     if recipe is None:
@@ -203,11 +212,9 @@ def _overview_parser(usage: str, description: str, fields: Sequence[Field], sect
     parser = Parser(usage=usage, description=f"{description}\nCONFIG is {choices()}.", epilog=epilog)
     parser.add_argument(
         *("-h", "--help"),
-        nargs="?",
-        metavar="SECTION",
-        type=lambda section: section.replace("-", "_"),
-        choices=["all", *sections],
-        help="Show this, or the options of one section, or of all.",
+        nargs="*",
+        metavar="WORD",
+        help="Show this; of a section, or of all, the options; of another word, the options that it names or describes.",
     )
     for field in fields:
         field.add_to(parser)
@@ -216,11 +223,14 @@ def _overview_parser(usage: str, description: str, fields: Sequence[Field], sect
 
 def _section_parser(name: str, fields: Sequence[Field]) -> Parser:
     """Return a parser of the options in one section of the recipe."""
+    return _group_parser(f"{name}: {_title(name)}", [field for field in fields if _section(field) == name])
+
+
+def _group_parser(title: str, fields: Sequence[Field]) -> Parser:
     parser = Parser(usage=argparse.SUPPRESS)
-    group = parser.add_argument_group(f"{name}: {_title(name)}")
+    group = parser.add_argument_group(title)
     for field in fields:
-        if _section(field) == name:
-            field.add_to(group)
+        field.add_to(group)
     return parser
 
 

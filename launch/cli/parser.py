@@ -1,7 +1,6 @@
 """An argparse parser that raises ConfigError and explains unknown options."""
 
 import argparse
-import difflib
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,6 +8,10 @@ from typing import Any, NoReturn
 
 from launch.cli.errors import ConfigError
 from launch.cli.fields import Field
+from launch.cli.option_search import named_like, spelt_like
+
+# Most options that a message names.
+MOST_NAMED = 6
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,18 +35,33 @@ class Parser(argparse.ArgumentParser):
         argv = [re.sub(r"^--[\w.-]+(?==|$)", lambda flag: flag[0].replace("_", "-"), word) for word in argv]
         namespace, unknown = self.parse_known_args(argv)
         if unknown:
-            flag = unknown[0].partition("=")[0]
-            if not flag.startswith("-"):
-                self.error(f"{flag}: unexpected argument")
-            closest = difflib.get_close_matches(flag, [field.flag for field in fields], n=1, cutoff=0.5)
-            hint = elsewhere.get(flag) or (f"did you mean {closest[0]}?" if closest else "")
-            self.error(f"{flag}: unknown option{hint and '; ' + hint}")
+            options = [word.partition("=")[0] for word in unknown if re.match(r"-[^\d.]", word)]
+            flags = [field.flag for field in fields]
+            if options:
+                raise ConfigError(*(f"{name}: unknown option{_hint(name, flags, elsewhere)}" for name in options))
+            # `lr=1e-5`, as other libraries write options.
+            name, equals, _ = unknown[0].partition("=")
+            self.error(f"{unknown[0]}: unexpected argument{_hint(f'--{name}', flags, elsewhere) if equals else ''}")
         values = vars(namespace)
         for field in fields:
             if field.path in values:
                 words = values[field.path]
                 values[field.path] = field.read(words if isinstance(words, list) else [words])
         return values
+
+
+def _hint(name: str, flags: Sequence[str], elsewhere: Mapping[str, str]) -> str:
+    """Return the end of a message about an option that is unknown: which one of `flags` or `elsewhere` it may be."""
+    if name in elsewhere:
+        return f"; {elsewhere[name]}"
+    every = [*flags, *(flag for flag in elsewhere if flag not in flags)]
+    found = named_like(name, flags) or named_like(name, every) or spelt_like(name, every)
+    allowed = [flag for flag in found if flag in flags]
+    if allowed:
+        *others, last = allowed[:MOST_NAMED]
+        more = f" ({len(allowed) - MOST_NAMED} more: --help {name.lstrip('-')})" if len(allowed) > MOST_NAMED else ""
+        return f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?{more}"
+    return "".join(f"; {flag}: {elsewhere[flag]}" for flag in found[:MOST_NAMED])
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:

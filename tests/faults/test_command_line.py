@@ -1,4 +1,4 @@
-"""Faults around a command line: closed output pipes, and recipes and modules that exit."""
+"""Faults around a command line: closed output pipes, recipes and modules that exit, and names of other libraries."""
 
 import subprocess
 import sys
@@ -7,11 +7,15 @@ from pathlib import Path
 import pytest
 
 import launch.train
+from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
+from launch.cli.fields import fields_of
 from launch.cli.functions import load_function
-from launch.cli.options import run_program
+from launch.cli.option_search import SYNONYMS, named_like
+from launch.cli.options import parse_run, run_program
+from launch.cli.recipe_options import GENERATE, TRAIN
 from launch.cli.recipes import load_recipe
-from tests.refusals import refuses
+from tests.refusals import assert_refused, refuses
 
 EXITS = (
     *("raise SystemExit(0)", "raise SystemExit", "raise SystemExit('two\\nlines')", "import sys; sys.exit(3)"),
@@ -52,3 +56,74 @@ def test_row_23_a_file_that_exits_is_refused(number: int, tmp_path: Path, monkey
     assert run_program(launch.train.main) == 2
     recipe.write_text("raise KeyboardInterrupt")
     assert run_program(launch.train.main) == 130
+
+
+RATES = "--policy-optimizer.learning-rate, --draft-optimizer.learning-rate or --warmup.optimizer.learning-rate?"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--learning-rate 1e-5", RATES),
+        ("--lr=1e-5", RATES),
+        ("--actor_rollout_ref.actor.optim.lr 1e-5", RATES),
+        ("lr=1e-5", RATES),
+        ("--learning-rte 1e-5", RATES),
+        ("--draft.lr 1e-5", "--draft-optimizer.learning-rate, --policy-optimizer.learning-rate or "),
+        ("--policy-lr 1e-5", "mean --policy-optimizer.learning-rate?"),
+        ("--num-generations 8", "mean --rollout.group-size?"),
+        ("actor_rollout_ref.rollout.n=8", "mean --rollout.group-size?"),
+        ("--temperature 1", "mean --rollout.law.temperature?"),
+        ("--grpo.num_prompts_per_step 8", "mean --data.prompts?"),
+        ("--epsilon 0.2", "mean --loss.clip-low or --loss.clip-high?"),
+        ("--beta 0", "mean --loss.kl-coefficient?"),
+        ("--path x", "mean --model.path or --draft.path?"),
+        ("--num-layers 3", "--model.architecture.num-layers: set model.architecture.num_layers in a recipe file; "),
+        ("--length 3", "mean --rollout.draft-length, --reward.length.least, "),
+    ],
+)
+def test_row_54_an_unknown_option_names_all_it_may_mean(words: str, message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_run(["tiny", *words.split()], "python -m launch.train", "Train.", TRAIN)
+    assert_refused(str(error.value), f"...{message}")
+
+
+def test_row_54_each_unknown_option_has_a_line_and_another_programs_option_is_named() -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_run(["tiny", "--lr", "-1", "--zzz", "--beta=0"], "python -m launch.train", "Train.", TRAIN)
+    assert [line.partition(":")[0] for line in error.value.args] == ["--lr", "--zzz", "--beta"]
+    with refuses("--lr: ...--policy-optimizer.learning-rate: launch.generate does not read it", ConfigError):
+        parse_run(["tiny", "--lr", "1"], "python -m launch.generate", "Generate.", GENERATE)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown", "hidden"),
+    [
+        ("lr", "--policy-optimizer.learning-rate FLOAT", "--seed"),
+        ("temperature", "--rollout.law.temperature FLOAT", "--seed"),
+        ("--num-generations", "--rollout.group-size INT", "--seed"),
+        ("kl penalty", "--loss.kl-coefficient FLOAT", "--seed"),
+        ("Muon", "--policy-optimizer.kind", "--seed"),
+        ("draft-training", "draft_training: ", "--seed"),
+        ("all", "--seed", "nothing"),
+    ],
+)
+def test_row_54_help_searches(words: str, shown: str, hidden: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse_run(["tiny", f"--help={words}"], "python -m launch.train", "Train.", TRAIN)
+    said = capsys.readouterr().out
+    assert shown in said and hidden not in said
+
+
+def test_row_54_help_of_what_is_no_option() -> None:
+    for words, message in {"xyzzy": "a section: run, ", "num-layers": "set model.architecture.num_layers in a"}.items():
+        with refuses(f"--help '{words}': ...{message}", ConfigError):
+            parse_run(["tiny", "--help", words], "python -m launch.train", "Train.", TRAIN)
+
+
+def test_row_54_synonyms_stand_for_options() -> None:
+    flags = [*(field.flag for field in fields_of(RunConfig)), "--algorithm"]
+    for option, names in SYNONYMS.items():
+        assert any(option in (flag, f"--{flag.rpartition('.')[2]}") for flag in flags), option
+        for name in names.split():
+            assert named_like(name, flags) and f"--{name}" not in flags, name
