@@ -21,6 +21,9 @@ Temperature = Annotated[float, zero_or_at_least(1e-4), at_most(10_000)]
 class SamplingLaw(Options):
     """Sampling distribution: temperature, then top-k, then top-p, then min-p, applied to the logits.
 
+    To add a cut, add a field here, whose default cuts nothing, and the cut in `process_logits`. All other code reads
+    `truncates` and `without_cuts`; proofs take the law from `process_logits`.
+
     Attributes:
         temperature: Temperature; 0 is greedy.
         top_k:       Keep the k most likely tokens, with ties. None: all.
@@ -35,14 +38,17 @@ class SamplingLaw(Options):
 
     @property
     def truncates(self) -> bool:
-        """Return whether the law cuts out some tokens: their log-prob is minus infinity."""
-        return self.temperature == 0 or self.top_k is not None or self.top_p < 1 or self.min_p > 0
+        """Return whether the law differs from temperature alone: some tokens may have a log-prob of minus infinity."""
+        return self != self.without_cuts()
+
+    def without_cuts(self) -> "SamplingLaw":
+        """Return the law of the temperature alone; of temperature 1 if this one is greedy."""
+        return type(self)(temperature=self.temperature or 1.0)
 
 
 def full_log_probs(logits: Float[Array, "... V"], law: SamplingLaw) -> Float[Array, "... V"]:
-    """Return log-probs under temperature alone, float32; under temperature 1 if the law is greedy."""
-    temperature = law.temperature if law.temperature > 0 else 1.0
-    return jax.nn.log_softmax(logits.astype(jnp.float32) / temperature)
+    """Return log-probs under `law.without_cuts()`, float32."""
+    return jax.nn.log_softmax(logits.astype(jnp.float32) / law.without_cuts().temperature)
 
 
 def whole_rows(logits: Float[Array, "... V"]) -> Float[Array, "... V"]:

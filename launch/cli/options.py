@@ -214,7 +214,7 @@ def _overview_parser(usage: str, description: str, fields: Sequence[Field], sect
         *("-h", "--help"),
         nargs="*",
         metavar="WORD",
-        help="Show this; of a section, or of all, the options; of another word, the options that it names or describes.",
+        help="Show this; the options of a section, or of all; or those that another word names or describes.",
     )
     for field in fields:
         field.add_to(parser)

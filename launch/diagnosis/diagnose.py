@@ -45,7 +45,7 @@ def diagnostic_run(config: RunConfig) -> RunConfig:
         draft_lengths=(),
         phases=(),
         verifier="rejection",
-        law=replace(rollout.law, temperature=rollout.law.temperature or 1.0, top_k=None, top_p=1.0, min_p=0.0),
+        law=rollout.law.without_cuts(),
     )
     return replace(
         config,

@@ -1,14 +1,15 @@
-"""Exact laws of completions, computed in float64 without the code under test, and a chi-square test against them."""
+"""Exact laws of completions, multiplied out from `process_logits` in float64, and a chi-square test against them."""
 
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
 from scipy import stats
 
 from specjax.parallel import processes
-from specjax.sampling import SamplingLaw
+from specjax.sampling import SamplingLaw, process_logits
 from specjax.types import Rollout
 
 Completion = tuple[int, ...]
@@ -18,26 +19,9 @@ LEVEL = 1e-6
 
 
 def reference_law(logits: np.ndarray, law: SamplingLaw) -> np.ndarray:
-    """Return the probabilities at one position: temperature, top-k, top-p, min-p, applied in that order."""
-    if law.temperature == 0:
-        return np.eye(len(logits))[np.argmax(logits)]
-    p = np.exp((logits - logits.max()) / np.float64(law.temperature))
-    p /= p.sum()
-    if law.top_k is not None:
-        p = _keep(p, p >= np.sort(p)[::-1][min(law.top_k, len(p)) - 1])
-    if law.top_p < 1:
-        kept, mass = 0.0, 0.0
-        for kept in np.sort(p)[::-1]:
-            mass += kept
-            if mass >= law.top_p:
-                break
-        p = _keep(p, p >= kept)
-    return _keep(p, p >= law.min_p * p.max())
-
-
-def _keep(p: np.ndarray, kept: np.ndarray) -> np.ndarray:
-    p = np.where(kept, p, 0.0)
-    return p / p.sum()
+    """Return the probabilities of `process_logits`, normalised in float64, [.., V]."""
+    p = np.exp(np.asarray(process_logits(jnp.asarray(logits, jnp.float32), law), np.float64))
+    return p / p.sum(axis=-1, keepdims=True)
 
 
 def completion_law(
@@ -51,11 +35,8 @@ def completion_law(
     """Return the probability of every completion. `logits_of`: tokens [n, T] -> logits [n, T, V], teacher-forced."""
     paths = list(itertools.product([v for v in range(vocab) if v not in stops], repeat=budget))
     logits = np.array(processes.fetch(logits_of(np.array([prompt + path for path in paths]))), np.float64)
-    following = {
-        path[:t]: reference_law(row[len(prompt) - 1 + t], law)
-        for path, row in zip(paths, logits, strict=True)
-        for t in range(budget)
-    }
+    laws = reference_law(logits[:, len(prompt) - 1 : len(prompt) - 1 + budget], law)
+    following = {path[:t]: row[t] for path, row in zip(paths, laws, strict=True) for t in range(budget)}
     cells: Cells = {}
 
     def extend(prefix: tuple[int, ...], probability: float) -> None:
