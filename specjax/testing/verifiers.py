@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import Array
 
 from specjax.parallel import processes
-from specjax.verify import LawOf
+from specjax.verify import AcceptLaw, LawOf, Noise, Verdict
+from specjax.verify import law as verify_law
 
 # tree[i][prefix] is the law of position i after the `i` tokens of `prefix`: an array of i + 1 axes.
 Tree = list[np.ndarray]
@@ -38,9 +39,9 @@ def assert_verifier_lossless(
 ) -> Enumeration:
     """Assert that with this accept law the next draft_length + 1 tokens have the policy's law, whatever is drafted.
 
-    Nothing is drawn, so there is no level and no power: the resulting law is summed over every draft, at every length,
-    and may differ from the policy's by rounding alone. It is tested on `trees` random conditional laws of policy and
-    draft for each of the `kinds` of this module. Raises AssertionError if the law differs.
+    There is no level and no power: the resulting law is summed over every draft, at every length, and every outcome of
+    `specjax.verify.draw`, and may differ from the policy's only by rounding. It is tested on `trees` random conditional
+    laws of policy and draft for each of the `kinds` of this module. Raises AssertionError if the law differs.
     """
     result = Enumeration(0.0, 0, tolerance)
     lengths = every_length(vocab, draft_length)
@@ -121,24 +122,60 @@ def chances(drawn: Tree, k: int) -> np.ndarray:
 
 
 def stops_and_residuals(law_of: LawOf, *rounds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return `stop` [B, K+1] of the law and the probabilities of its `residual` at each m, [B, K+1, V].
+    """Return the probability that `draw` accepts m tokens, [B, K+1], and of the token after them, [B, K+1, V].
 
     rounds: (log_p, log_q, draft, length), the arguments of the law.
+
+    Raises AssertionError if `draw` does not draw that token from the law's `residual`.
     """
     with jax.enable_x64(True):
-        stop, residual = _compiled(law_of)(*(jnp.asarray(x) for x in rounds))
-        return processes.fetch((stop, residual))
+        # `draw` is looked up here, so that an edited one is seen.
+        results = _compiled(law_of, verify_law.draw)(*(jnp.asarray(x) for x in rounds))
+        stop, residual, follows = processes.fetch(results)
+        if not follows.all():
+            raise AssertionError("not lossless: `draw` does not draw the token after the accepted ones from `residual`")
+        return stop, residual
 
 
 @cache
-def _compiled(law_of: LawOf) -> Callable[..., tuple[Array, Array]]:
+def _compiled(law_of: LawOf, draw: Callable[[AcceptLaw, Noise], Verdict]) -> Callable[..., tuple[Array, Array, Array]]:
     @jax.jit
-    def of(log_p: Array, log_q: Array, draft: Array, length: Array) -> tuple[Array, Array]:
+    def of(log_p: Array, log_q: Array, draft: Array, length: Array) -> tuple[Array, Array, Array]:
         law = law_of(log_p, log_q, draft, length)
-        rows, count = log_p.shape[:2]
-        return law.stop(), jnp.stack([jnp.exp(law.residual(jnp.full(rows, m))) for m in range(count)], axis=1)
+        law = law._replace(length=law.length.astype(jnp.int32))  # as in a rollout, where integers have 32 bits
+        rows, count, vocab = log_p.shape
+        # One uniform between each two neighbouring survival probabilities stands for all of them.
+        ends = jnp.pad(jnp.sort(jnp.clip(law.survival, 0, 1)), ((0, 0), (1, 1)), constant_values=((0, 0), (0, 1)))
+        chance = jnp.diff(ends)
+        accepted, follows = jax.vmap(partial(_draw_all, draw, law))((ends[:, 1:] + ends[:, :-1]).T / 2)
+        outcomes = jnp.arange(count, dtype=jnp.int32)[None, None] == accepted.T[..., None]
+        stop = jnp.sum(jnp.where(outcomes, chance[..., None], 0), axis=1)
+        residual = jnp.stack([jnp.exp(law.residual(jnp.full(rows, m, jnp.int32))) for m in range(count)], axis=1)
+        return stop, residual, follows.T | (chance == 0)
 
     return of
+
+
+def _draw_all(draw: Callable[[AcceptLaw, Noise], Verdict], law: AcceptLaw, uniform: Array) -> tuple[Array, Array]:
+    """Return the number that `draw` accepts for these uniforms, [B], and whether the token follows the residual, [B].
+
+    Noise that is minus the residual's log-probs, and slightly more at one token, draws that token if `draw` adds it to
+    the same log-probs. Noise is large where the residual has no mass.
+    """
+    zeros = jnp.zeros_like(law.log_p[:, :1])
+    vocabulary = jnp.arange(law.log_p.shape[-1], dtype=jnp.int32)[None]
+    accepted = draw(law, Noise(law.log_q, uniform, zeros)).accepted
+    left = law.residual(accepted)
+    possible = left > -jnp.inf
+
+    def follows(token: Array) -> Array:
+        slightly = jnp.where(vocabulary == token, jnp.sqrt(jnp.finfo(left.dtype).eps), 0)
+        verdict = draw(law, Noise(law.log_q, uniform, jnp.where(possible, slightly - left, 1e3)[:, None]))
+        allowed = jnp.where(possible[:, token][:, None], vocabulary == token, possible)
+        drawn = jnp.take_along_axis(allowed, verdict.token[:, None], axis=1)[:, 0]
+        return drawn & (verdict.accepted == accepted)
+
+    return accepted, jnp.all(jax.vmap(follows)(vocabulary[0]), axis=0)
 
 
 def emitted_laws(law_of: LawOf, p: Tree, drawn: Tree, lengths: np.ndarray, verified: Tree | None = None) -> np.ndarray:

@@ -86,7 +86,9 @@ def log_ratio(log_p: Array, log_q: Array, draft: Array, length: Array) -> Float[
 def draw(law: AcceptLaw, noise: Noise) -> Verdict:
     """Draw a verdict: compare one uniform with the survival probabilities, then sample the residual.
 
-    The comparison is strict: float32 uniforms contain an exact 0, which must not accept a token of p = 0.
+    The number accepted may not be changed here, because a sampled token may not be discarded after its value was
+    seen: to accept fewer, pass the law a smaller `length`. The comparison is strict: float32 uniforms contain an exact
+    0, which must not accept a token of p = 0.
     """
     accepted = jnp.sum(noise.uniform[:, None] < law.survival, axis=1, dtype=jnp.int32)
     return Verdict(accepted, sample(law.residual(accepted), noise.emit[:, 0]))

@@ -28,7 +28,7 @@ LAWS = [
 
 
 def float64_law(logits: np.ndarray, law: SamplingLaw) -> np.ndarray:
-    """Return the probabilities at one position, without the code under test: temperature, top-k, top-p, min-p, applied in that order."""
+    """Return the probabilities at one position, without the code under test."""
     if law.temperature == 0:
         return np.eye(len(logits))[np.argmax(logits)]
     p = np.exp((logits - logits.max()) / np.float64(law.temperature))
