@@ -20,10 +20,22 @@ import launch.train
 from configs.schema import ModelConfig
 from examples.bigram_drafter import Bigram
 from examples.new_family import gated_unit
+from examples.plain_rollout import rollout as plain_rollout
 from launch.cli.options import parse_run
 from launch.setup.drafts.base import Draft, DraftContext
 from launch.setup.experiment import build_experiment
-from specjax import MeshConfig, NGramDrafter, Params, Prompts, Rollout, RolloutConfig, make_mesh, speculative_rollout
+from specjax import (
+    MeshConfig,
+    NGramDrafter,
+    NoDrafter,
+    Params,
+    Prompts,
+    Rollout,
+    RolloutConfig,
+    SamplingLaw,
+    make_mesh,
+    speculative_rollout,
+)
 from specjax.checkpoint import Checkpointer
 from specjax.testing import assert_cache_consistent, assert_lossless, assert_same_rollout, tiny_policy
 from specjax.train.loss import LossConfig, LossInputs, LossOutput
@@ -61,6 +73,18 @@ def test_a_forked_rollout_generates_the_same_tokens_and_a_reward_gives_partial_c
         assert [step[name] for step in forked] == [step[name] for step in builtin], name
     assert all(one["rollout/rounds"] > other["rollout/rounds"] for one, other in zip(forked, builtin, strict=True))
     assert all(0 <= step["reward/mean"] < 1 and step["reward/failed"] == 0 for step in builtin)
+
+
+@pytest.mark.parametrize("law", [SamplingLaw(0.8), SamplingLaw(1.3, top_k=2)], ids=str)
+def test_row_58_a_rollout_from_scratch_generates_the_tokens_of_the_library(law: SamplingLaw):
+    """With the same lengths and log-probs, where rows end at a stop token and where they end at the budget."""
+    policy, weights = tiny_policy(vocab_size=4)
+    config = RolloutConfig(
+        group_size=4, max_new_tokens=6, draft_length=0, verifier="coupled", law=law, stop_tokens=(3,)
+    )
+    rollout = assert_same_rollout(policy, NoDrafter(), Params(weights, {}), PROMPTS, config, rollout_fn=plain_rollout)
+    assert rollout.stopped is not None and rollout.law is not None and rollout.full is not None
+    assert 0 < rollout.stopped.sum() < len(rollout.lengths)
 
 
 def assert_resumes(example: str, directory: Path, names: tuple[str, ...], *options: str) -> list[dict[str, Any]]:
