@@ -18,9 +18,13 @@ class StopSignals:
     The exit code is then 128 + signal. With several processes, all receive a signal to one of them. A thread reads the
     signals, because Python runs signal handlers only between bytecodes, and one bytecode may compile or run a program
     for minutes.
+
+    ending: message with which already the first signal ends the process, for work that nothing is saved of. None: the
+            work ends at a point of its own.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], ending: str | None = None) -> None:
+        self._ending = ending
         self._here: signal.Signals | None = None  # the first signal that this process received
         self._agreed: signal.Signals | None = None
         self._say = say
@@ -58,7 +62,9 @@ class StopSignals:
         while data := self._reading.recv(1):
             if data[0] not in SIGNALS:
                 continue
-            if self._here is not None:
+            if self._ending is not None:
+                self._say(f"{signal.Signals(data[0]).name}: {self._ending}")
+            if self._here is not None or self._ending is not None:
                 os._exit(128 + data[0])
             self._here = signal.Signals(data[0])
             processes.tell_primary(TOPIC, str(data[0]))

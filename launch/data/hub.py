@@ -9,6 +9,10 @@ fetched, never code or pickles.
 
 import os
 import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,6 +20,8 @@ from typing import Any, Literal
 
 from launch.cli.console import console
 from launch.cli.errors import ConfigError
+from launch.cli.progress import LOG_EVERY_S
+from launch.cli.signals import StopSignals
 from models.files import optional
 
 Kind = Literal["model", "dataset"]
@@ -87,7 +93,8 @@ def with_commit(path: str, kind: Kind) -> str:
     except ImportError:  # reported when the files are read
         return path
     try:
-        revision = hub.HfApi().resolve_revision(name.repo, repo_type=kind, revision=name.revision)
+        with _shown(name, []):
+            revision = hub.HfApi().resolve_revision(name.repo, repo_type=kind, revision=name.revision)
         return str(replace(name, revision=revision.resolved))
     except Exception:  # the hub's library raises many types
         return str(replace(name, revision=_cached_commit(hub, name) or name.revision))
@@ -115,10 +122,37 @@ def fetch(option: str, name: HubName, files: tuple[str, ...], ignored: tuple[str
         raise ConfigError(f"{option} = {name}: no such file or directory; for a name on the hub, {error}") from None
     arguments: dict[str, Any] = dict(repo_type=name.kind, revision=name.revision)
     arguments |= dict(allow_patterns=list(files), ignore_patterns=list(ignored))
+    bars: list[Any] = []
     try:
-        return Path(hub.snapshot_download(name.repo, **arguments, tqdm_class=_progress_bar(name)))
+        with _shown(name, bars):
+            return Path(hub.snapshot_download(name.repo, **arguments, tqdm_class=_progress_bar(name, bars)))
     except Exception as error:  # from the hub's library, its HTTP client or the disk
         raise ConfigError(f"{option} = {name}: {_reason(name, error)}") from error
+
+
+@contextmanager
+def _shown(name: HubName, bars: list[Any]) -> Iterator[None]:
+    """Print a line every LOG_EVERY_S if there is no terminal to show a bar on. A signal ends the process at once.
+
+    bars: the bar for the bytes of all files, if it exists already.
+    """
+    start, ended = time.monotonic(), threading.Event()
+
+    def show() -> None:
+        while not ended.wait(LOG_EVERY_S):
+            size = "".join(f", {bar.n / 1e6:,.0f} of {(bar.total or 0) / 1e6:,.0f} MB" for bar in bars)
+            console.print(f"fetching {name}{size}, {time.monotonic() - start:.0f} s")
+
+    if not console.is_terminal:
+        threading.Thread(target=show, daemon=True).start()
+    # The library's threads would fetch all files before they let the process end. Only the main thread gets signals.
+    ending = f"stopped fetching {name}; the files that are complete stay in the hub's cache"
+    in_main = threading.current_thread() is threading.main_thread()
+    try:
+        with StopSignals(console.print, ending) if in_main else nullcontext():
+            yield
+    finally:
+        ended.set()
 
 
 def _library() -> Any:
@@ -127,14 +161,24 @@ def _library() -> Any:
     return optional("huggingface_hub")
 
 
-def _progress_bar(name: HubName) -> Any:
-    """Return a progress bar class for the library. Only the bar for the bytes of all files is shown, until it ends."""
+def _progress_bar(name: HubName, bars: list[Any]) -> Any:
+    """Return a progress bar class for the library. Only the bar for the bytes of all files is shown, until it ends.
+
+    bars: gets that bar, which counts also where it is not shown.
+    """
 
     class Bar(optional("huggingface_hub.utils").tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
-            visible = options.get("name") == "huggingface_hub.snapshot_download" and console.is_terminal
+            of_bytes = options.get("name") == "huggingface_hub.snapshot_download"
+            visible = of_bytes and console.is_terminal
             changed = {"desc": f"fetching {name}", "leave": False} if visible else {"disable": True}
             super().__init__(*args, **options | changed)
+            bars.extend([self] * of_bytes)
+
+        def update(self, n: float | None = 1) -> Any:
+            if self.disable:
+                self.n += n or 0
+            return super().update(n)
 
     return Bar
 
