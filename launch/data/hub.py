@@ -27,7 +27,7 @@ from models.files import optional
 Kind = Literal["model", "dataset"]
 
 _PART = r"[A-Za-z0-9][\w.-]*"
-_REVISION = r"refs/\w+/\w+|[^/:@]+"
+_REVISION = r"[^/:@]+(?:/[^/:@]+)*"
 _NAMES = {
     "model": re.compile(rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>{_REVISION}))?"),
     "dataset": re.compile(
@@ -187,6 +187,11 @@ def _reason(name: HubName, error: Exception) -> str:
     """Return the end of an error message: what is wrong and what to do about it."""
     errors = optional("huggingface_hub.errors")
     kind = "model" if name.kind == "model" else "data set"
+    status = _status(error)
+    if status == 429:
+        return "the hub answers 429, too many requests; wait some minutes, or `hf auth login` for a higher limit"
+    if status >= 500:
+        return f"the hub answers {status}, an error of its own; `{name.command}` tries again"
     if isinstance(error, errors.LocalEntryNotFoundError):
         return (
             f"no such file or directory, and the hub cannot be reached; with network, `{name.command}` fetches the "
@@ -200,3 +205,10 @@ def _reason(name: HubName, error: Exception) -> str:
         return f"the {kind} has no revision {name.revision}; must be a branch, a tag or a commit"
     reason = (str(error) or type(error).__name__).splitlines()[0]
     return f"cannot be fetched: {reason}; `{name.command}` tries again"
+
+
+def _status(error: BaseException | None) -> int:
+    """Return the HTTP status of the answer that caused the error; 0 if there was no answer."""
+    while error is not None and getattr(error, "response", None) is None:
+        error = error.__cause__ or error.__context__
+    return getattr(getattr(error, "response", None), "status_code", 0)

@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from launch.cli.errors import ConfigError
 from launch.data import hub as hub_module
-from launch.data.hub import checkpoint_directory
+from launch.data.hub import checkpoint_directory, hub_name
 from tests.launch.conftest import hub as hub  # noqa: PLC0414
 from tests.launch.local_hub import LocalHub
+from tests.refusals import refuses
 
 MODEL = "org/model"
 FETCH = """
@@ -67,3 +69,41 @@ def test_row_53_a_line_is_printed_while_files_are_fetched(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 1 and all(line.startswith(f"fetching {MODEL}") and line.endswith(" s") for line in lines)
     assert " of " in lines[-1] and " MB, " in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(429, "429, too many requests"), (500, "500"), (503, "503"), (504, "504")]
+)
+@pytest.mark.parametrize("at", ["/api/", "/resolve/"])
+def test_row_59_an_answer_of_the_hub_is_no_lost_network(
+    status: int, said: str, at: str, hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(hub, tmp_path / "model")[1].set()
+    answer = hub.answer
+    monkeypatch.setattr(hub, "answer", lambda path: (status, {}, b"") if at in path else answer(path))
+    monkeypatch.setattr("time.sleep", lambda _: None)  # between the tries of the library
+    with refuses(f"model.path = {MODEL}: ...the hub answers {said}", ConfigError):
+        checkpoint_directory("model.path", MODEL)
+
+
+@pytest.mark.parametrize("revision", ["main", "feature/new-head", "a/b/c", "refs/pr/1", "v1.0"])
+def test_row_59_a_revision_may_have_slashes(revision: str) -> None:
+    for path, kind, split in (
+        (f"org/name@{revision}", "model", None),
+        (f"org/name@{revision}:sub/test", "dataset", "test"),
+    ):
+        name = hub_name(path, kind)
+        assert name is not None and (name.repo, name.revision, name.split, str(name)) == (
+            "org/name",
+            revision,
+            split,
+            path,
+        )
+    assert hub_name(f"org/name@{revision}/", "model") is None and hub_name("org/name@/x", "model") is None
+
+
+def test_row_59_a_branch_with_slashes_is_fetched(hub: LocalHub, tmp_path: Path) -> None:
+    push(hub, tmp_path / "model")[1].set()
+    find = hub.find
+    hub.find = lambda kind, name, revision: find(kind, name, "main" if revision == "feature/head" else revision)
+    assert (checkpoint_directory("model.path", f"{MODEL}@feature/head") / "config.json").is_file()
