@@ -19,6 +19,7 @@ from launch.run.checks import check_run
 from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_config
 from launch.run.logs import RunLogs, open_logs
 from launch.run.loop import TrainingLoop
+from launch.run.metric_log import wandb_log
 from launch.run.pin_references import with_commits
 from launch.run.start import Start, held_out_evaluator, report_start, resume_from, start_new
 from launch.run.step_checks import describe_healthy
@@ -76,14 +77,14 @@ def train(
     record_config(directory, config, report=console.print)
     console.print("\n".join(summarize(experiment)))
     checkpoints, (keep, best) = directory / CHECKPOINTS, (config.checkpoint.keep, config.checkpoint.best)
-    with Checkpointer(checkpoints, keep, best, experiment.mesh) as saves:
+    with wandb_log(config, directory) as wandb, Checkpointer(checkpoints, keep, best, experiment.mesh) as saves:
         resumed = resume_from(experiment, saves, pipeline, costs) if continuing else None
         start = resumed or start_new(experiment, evaluate, costs, long_phases)
         functions = networks.policy, networks.drafter, reward_fn, config, experiment.mesh
         stages = Stages(*functions, experiment.rollout_fn, experiment.loss_fn)
         asynchronous = config.asynchronous.lag is not None
         try:
-            with open_logs(experiment, directory, start.step if continuing else None, signals) as logs:
+            with open_logs(experiment, directory, start.step if continuing else None, signals, wandb) as logs:
                 report_start(experiment, logs, start, continuing, long_phases.found)
                 loop = TrainingLoop(
                     experiment=experiment,

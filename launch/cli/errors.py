@@ -61,9 +61,9 @@ def check_all(checks: Sequence[Callable[[], object]]) -> None:
         raise other
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, cut to 300 characters."""
-    return str(error).partition("\n")[0][:300]
+    return str(error).strip().partition("\n")[0][:300]
 
 
 def silence_writers() -> None:

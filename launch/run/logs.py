@@ -22,7 +22,7 @@ from launch.data.tokenizers import token_texts
 from launch.rewards.reward_fn import final_answer_of
 from launch.run.draft_monitor import DraftShare, DraftSwitches, first_step_check
 from launch.run.history import EVENTS_FILE, SAMPLES_FILE, cut_after
-from launch.run.metric_log import MetricLog, wandb_log
+from launch.run.metric_log import Log, MetricLog
 from launch.run.step_checks import LearningSignal, SkippedUpdates, check_lag
 from launch.run.step_timer import StepTimer
 from launch.run.summary import next_look
@@ -181,19 +181,23 @@ class RunLogs:
 
 @contextmanager
 def open_logs(
-    experiment: Experiment, directory: Path, resume_step: int | None, signals: StopSignals
+    experiment: Experiment,
+    directory: Path,
+    resume_step: int | None,
+    signals: StopSignals,
+    also: Log | None = None,
 ) -> Iterator[RunLogs]:
-    """Open the logs of a run that resumes after `resume_step`; None: a new run. Entries of later steps are dropped."""
+    """Open the logs of a run that resumes after `resume_step`; None: a new run. Entries of later steps are dropped.
+
+    also: another log of metrics.
+    """
     config, last_step = experiment.config, resume_step or 0
     events, skipped = EventLog(directory, last_step), SkippedUpdates(directory, config.max_skipped, last_step)
     outlook = partial(next_look, experiment)
     switches = DraftSwitches(experiment.phases, config.rollout.draft_lengths, events.warn, outlook)
     checks = first_step_check(experiment, events.warn), partial(check_lag, config.asynchronous.lag)
     learning = LearningSignal(experiment.config, events.warn)
-    with (
-        wandb_log(config, directory) as also,
-        MetricLog(directory, config.print_every, resume_step, also, config.steps) as metrics,
-    ):
+    with MetricLog(directory, config.print_every, resume_step, also, events.warn, config.steps) as metrics:
         timer = StepTimer(DraftShare(metrics.log), (*checks, switches, learning, skipped))
         yield RunLogs(directory, events, SampleLog(directory, experiment, resume_step), timer, skipped, signals)
 

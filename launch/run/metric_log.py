@@ -5,17 +5,21 @@ import importlib
 import json
 import math
 import os
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboardX.summary import scalar
 
 from configs.schema import RunConfig
 from launch.cli.console import console
-from launch.cli.errors import ConfigError
+from launch.cli.errors import ConfigError, first_line
 from launch.run.console import StepPrinter
 from launch.run.history import METRICS_FILE, cut_after
 from specjax.parallel import processes
@@ -24,6 +28,10 @@ from specjax.parallel import processes
 WANDB_ID_FILE = "wandb_id"
 
 Log = Callable[[int, Mapping[str, float]], None]
+# Called with a step and a line.
+Warn = Callable[[int, str], None]
+# What a package of others may raise where a run must go on. One that asks on a terminal may exit without one.
+FAILURES = (Exception, SystemExit)
 
 # Every line of metrics.jsonl has these metrics; null if a step did not measure one. Other metrics follow them.
 STANDARD_METRICS = (
@@ -48,7 +56,8 @@ class MetricLog:
 
     print_every: print averages over every n steps.
     resume_step: the restored step. Lines of later steps are dropped, so that none appears twice. None drops all.
-    also:        another log, called with a step and the values that it measured.
+    also:        another log, called with a step and the values that it measured. It may fail, as may TensorBoard's.
+    warn:        called at the first failure of each of them.
     last_step:   last step of the run; shown with the time left.
     """
 
@@ -58,24 +67,24 @@ class MetricLog:
         print_every: int = 1,
         resume_step: int | None = None,
         also: Log | None = None,
+        warn: Warn = lambda step, text: console.print(text),
         last_step: int | None = None,
     ) -> None:
         path = directory / METRICS_FILE
         self._last = cut_after(path, -1 if resume_step is None else resume_step, report=console.print)
         self._file = (path if processes.primary() else Path(os.devnull)).open("a", encoding="utf-8")
-        # TensorBoard names files by the second, and a run may resume twice within one: the step makes names unique.
-        start = 0 if resume_step is None else resume_step + 1
-        self._events = SummaryWriter(
-            str(directory), purge_step=start, filename_suffix=f".{start}", write_to_disk=processes.primary()
-        )
-        self._print, self._also = StepPrinter(print_every, last_step), also
+        self._events = EventFile(directory, 0 if resume_step is None else resume_step + 1)
+        self._others = [_forgiving("TensorBoard", self._events.log, warn)] if processes.primary() else []
+        self._others += [] if also is None else [_forgiving("Weights & Biases", also, warn)]
+        self._print = StepPrinter(print_every, last_step)
 
     def __enter__(self) -> "MetricLog":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self._file.close()
-        self._events.close()
+        with suppress(OSError):
+            self._events.close()
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> dict[str, float | None]:
         """Write the scalar metrics of a step, and return the values as written.
@@ -91,13 +100,38 @@ class MetricLog:
         self._file.write(json.dumps({"step": step} | values) + "\n")
         self._file.flush()
         measured = {name: value for name, value in values.items() if value is not None}
-        for name, value in measured.items():
-            self._events.add_scalar(name, value, step)
-        self._events.flush()
-        if self._also is not None:
-            self._also(step, measured)
+        for log in self._others:
+            log(step, measured)
         self._print(step, values)
         return values
+
+
+class EventFile:
+    """A file of TensorBoard's, opened when the first step is logged. Every call may raise OSError.
+
+    start: the first step. TensorBoard drops what earlier files of the directory have of it and of later ones.
+    """
+
+    def __init__(self, directory: Path, start: int) -> None:
+        self._directory, self._start = directory, start
+        self._writer: EventsWriter | None = None
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        writer = self._writer = self._writer or self._open()
+        parts = [part for name, value in values.items() for part in scalar(name, value).value]
+        writer.write_event(Event(wall_time=time.time(), step=step, summary=Summary(value=parts)))
+        writer.flush()
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self) -> EventsWriter:
+        # TensorBoard names files by the second, and a run may resume twice within one: the step makes names unique.
+        writer = EventsWriter(str(self._directory / "events"), f".{self._start}")
+        start = SessionLog(status=SessionLog.START)
+        writer.write_event(Event(wall_time=time.time(), step=self._start, session_log=start))
+        return writer
 
 
 def check_wandb(project: str | None) -> None:
@@ -112,26 +146,55 @@ def wandb_log(config: RunConfig, directory: Path) -> Iterator[Log | None]:
 
     A resumed run continues under its id, stored in `wandb_id` in its directory. Steps logged before it was killed keep
     their first values.
+
+    Raises ConfigError, in every process, if Weights & Biases cannot be reached.
     """
-    project = config.log.wandb_project
-    if project is None or not processes.primary():
+    project, runs = config.log.wandb_project, list[Any]()
+    if project is not None:
+        processes.on_primary(lambda: runs.append(_start_wandb(project, config, directory)))
+    if not runs:
         yield None
         return
-    path = directory / WANDB_ID_FILE
-    if not (config.resume and path.exists()):
-        path.write_text(uuid.uuid4().hex, encoding="utf-8")
-    run = _load_wandb(project).init(
-        project=project,
-        name=directory.name,
-        dir=str(directory),
-        config=dataclasses.asdict(config),
-        id=path.read_text(encoding="utf-8"),
-        resume="allow",
-    )
+    (run,) = runs
     try:
         yield lambda step, values: run.log(dict(values), step=step)
     finally:
-        run.finish()
+        _forgiving("Weights & Biases", lambda step, values: run.finish(), lambda step, text: console.print(text))(0, {})
+
+
+def _start_wandb(project: str, config: RunConfig, directory: Path) -> Any:
+    wandb, path = _load_wandb(project), directory / WANDB_ID_FILE
+    try:
+        name = path.read_text(encoding="utf-8") if config.resume and path.exists() else uuid.uuid4().hex
+        fields = {"project": project, "name": directory.name, "dir": str(directory)}
+        run = wandb.init(**fields, config=dataclasses.asdict(config), id=name, resume="allow")
+        path.write_text(name, encoding="utf-8")
+    except FAILURES as error:
+        raise ConfigError(
+            f"log.wandb_project = {project}: wandb does not start: {_reason(error)}; must be a project that you may "
+            "write to, or None"
+        ) from error
+    return run
+
+
+def _forgiving(name: str, log: Log, warn: Warn) -> Log:
+    """Return a log that turns the first failure of `log` into a warning, and ignores later ones."""
+    failed = False
+
+    def attempt(step: int, values: Mapping[str, float]) -> None:
+        nonlocal failed
+        try:
+            log(step, values)
+        except FAILURES as error:
+            if not failed:
+                warn(step, f"{name} failed: {_reason(error)}; the run goes on, with all metrics in {METRICS_FILE}")
+            failed = True
+
+    return attempt
+
+
+def _reason(error: BaseException) -> str:
+    return f"{type(error).__name__}: {first_line(error)}".removesuffix(": ")
 
 
 def _load_wandb(project: str) -> Any:
@@ -141,6 +204,8 @@ def _load_wandb(project: str) -> Any:
         raise ConfigError(
             f"log.wandb_project = {project}: wandb is not installed: pip install 'specjax[wandb]'"
         ) from None
+    except FAILURES as error:
+        raise ConfigError(f"log.wandb_project = {project}: wandb cannot be imported: {_reason(error)}") from error
 
 
 def _number(name: str, value: Any) -> float | int | None:

@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
 import pytest
 
 import launch.train
-from configs.schema import RunConfig
+from configs.schema import LogConfig, RunConfig
 from launch.cli.console import console
 from launch.cli.errors import ConfigError
 from launch.cli.lock import LOCK_FILE, exclusive
@@ -25,6 +26,7 @@ from launch.report import write_report
 from launch.run.directory import CHECKPOINTS, open_run, record_config
 from launch.run.history import cut_after, records_of
 from launch.run.logs import EventLog
+from launch.run.metric_log import MetricLog, wandb_log
 from specjax.checkpoint import Checkpointer
 from specjax.types import Params, TrainState
 from tests.launch.programs import LEAST, argv
@@ -37,6 +39,7 @@ CONFIG = RunConfig(name="sums", steps=10)
 HOLDER = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from launch.cli.lock import exclusive
 with exclusive("out", Path(sys.argv[1])):
     print("held", flush=True)
@@ -209,6 +212,7 @@ def test_row_15_checkpoints_of_skipped_updates_do_not_replace_healthy_ones(tmp_p
 FULL_DISK = """
 import resource, signal
 from pathlib import Path
+from types import SimpleNamespace
 import jax.numpy as jnp
 from launch.cli.options import run_program
 from launch.cli.long_phases import LongPhases
@@ -276,3 +280,34 @@ def test_row_19_no_console_reads_markup() -> None:
     lines = [line for path in root.glob("launch/**/*.py") for line in path.read_text().splitlines()]
     consoles = [line for line in lines if "Console(" in line]
     assert consoles and all("markup=False, emoji=False" in line for line in consoles)
+
+
+def no_network(*_: Any, **__: Any) -> Any:
+    raise OSError("no network\nmore")
+
+
+@pytest.mark.parametrize("failing", [no_network, sys.exit])
+def test_row_38_wandb_that_does_not_start_is_refused_before_anything_is_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: Any
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: failing("no network")))
+    monkeypatch.setattr("launch.train.start_new", lambda *_: pytest.fail("something was compiled"))
+    with refuses("log.wandb_project = sums: ...no network", ConfigError):
+        launch.train.main(argv("tiny", LEAST | {"--out": str(tmp_path / "run"), "--log.wandb-project": "sums"}))
+
+
+def test_row_38_a_log_that_fails_is_one_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = SimpleNamespace(log=no_network, finish=no_network)
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=lambda **_: broken))
+    monkeypatch.setattr("launch.run.metric_log.EventsWriter", no_network)
+    warned, config = list[tuple[int, str]](), replace(CONFIG, log=LogConfig(wandb_project="sums"))
+    with wandb_log(config, tmp_path) as also:
+        with MetricLog(tmp_path, also=also, warn=lambda step, text: warned.append((step, text))) as metrics:
+            for step in (1, 2, 3):
+                metrics.log(step, {"reward/mean": 0.5})
+    assert [step for step, _ in warned] == [1, 1] and all("no network; the run goes on" in text for _, text in warned)
+    assert [text.partition(" failed: ")[0] for _, text in warned] == ["TensorBoard", "Weights & Biases"]
+    assert len(list(records_of(tmp_path / "metrics.jsonl"))) == 3
+    assert capsys.readouterr().out.count("Weights & Biases failed: OSError: no network") == 1
