@@ -116,15 +116,15 @@ def new_directory(path: Path) -> Iterator[Path]:
     Every process gets the same one. Raises ValueError if `path` exists and is not an empty directory.
     """
 
-    def make() -> Path:
+    def make() -> str:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ValueError(f"{path}: exists and is not an empty directory")
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         temporary.mkdir()
-        return temporary
+        return str(temporary)
 
-    temporary = processes.on_primary(make)
+    temporary = Path(processes.on_primary(make))
     try:
         yield temporary
         processes.on_primary(lambda: os.replace(temporary, path))

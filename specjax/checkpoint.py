@@ -209,10 +209,10 @@ class Checkpointer:
         state: TrainState = items["state"]
         state = replace(state, params=replace(state.params, **items["params"]["params"]))
         # Rollouts in flight are on other devices than the rest, and perhaps in other processes.
-        ahead = jax.tree.map(
-            lambda x, like: processes.place(x, like.sharding), processes.agree(state.ahead), abstract.ahead
-        )
-        state = replace(state, ahead=ahead)
+        like, structure = jax.tree.flatten(abstract.ahead)
+        read = processes.agree(jax.tree.leaves(state.ahead))
+        placed = [processes.place(x, each.sharding) for x, each in zip(read, like, strict=True)]
+        state = replace(state, ahead=jax.tree.unflatten(structure, placed))
         check_finite(items["params"], self._directory / str(step))
         return Checkpoint(step, state, items["data"], items["extra"])
 

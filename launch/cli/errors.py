@@ -24,7 +24,7 @@ class Stopped(Exception):
     """Raised to end a program that a signal stopped. The message is one line; the exit code is 128 + signal."""
 
     def __init__(self, signal: int, message: str) -> None:
-        super().__init__(signal, message)  # pickle passes these to the constructor
+        super().__init__(signal, message)  # another process of the job makes it from these
         self.signal = signal
 
     def __str__(self) -> str:

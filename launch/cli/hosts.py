@@ -6,7 +6,7 @@ import platform
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -47,8 +47,8 @@ def join_hosts(config: RunConfig) -> RunConfig:
             )
         except Exception as error:  # JAX raises several types, with long messages
             raise RunStopped(f"hosts: the processes could not connect: {str(error).splitlines()[0]}") from error
-        names, configs = zip(*processes.gather((platform.node(), shared)), strict=True)
-        shared = common(configs)
+        names, options = zip(*processes.gather((platform.node(), asdict(shared))), strict=True)
+        shared = common(shared, options)
         host_list = ", ".join(f"{number} = {name}" for number, name in enumerate(names))
         print(f"{HOSTS_LINE}{host_list}", file=sys.stderr, flush=True)
         if not processes.primary():
@@ -73,15 +73,18 @@ def request_cpu_devices(config: RunConfig) -> None:
             jax.config.update("jax_num_cpu_devices", min(count, os.cpu_count() or 1))
 
 
-def common(configs: Sequence[RunConfig]) -> RunConfig:
-    """Return the config of process 0. Raises ConfigError if the options of another process differ.
+def common(config: RunConfig, options: Sequence[dict[str, Any]]) -> RunConfig:
+    """Return this process's config with `resume` of process 0. Raises ConfigError if other options differ.
 
     `resume` may differ: launch.supervise sets it if a file exists, which a shared file system may show late.
+
+    options: those of all processes.
     """
-    for number, config in enumerate(configs):
-        if replace(config, resume=configs[0].resume) != configs[0]:
+    first = options[0]
+    for number, each in enumerate(options):
+        if each | {"resume": first["resume"]} != first:
             raise ConfigError(f"hosts.index = {number}: its options differ from those of process 0; must be the same")
-    return configs[0]
+    return replace(config, resume=first["resume"])
 
 
 def launched_by_a_cluster(environment: Mapping[str, str]) -> bool:

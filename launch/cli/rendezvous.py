@@ -51,7 +51,7 @@ def _answer(port: int, count: int, within_s: float) -> str:
                 refusal = f"process {missing} is missing after {within_s:.0f} s"
                 break
             match _receive(connections[-1], _CALL_WITHIN_S):
-                case [int(index), int(its_count)]:
+                case [int(index), int(its_count)] if 0 < index < its_count:
                     if its_count != count:
                         refusal = f"process {index} has hosts.count = {its_count}, and process 0 has {count}"
                     elif index in callers and not _hung_up(callers[index]):
@@ -91,7 +91,7 @@ def _receive(connection: socket.socket, within_s: float) -> Any:
     try:
         with connection.makefile("rb") as lines:
             return json.loads(lines.readline(1000))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

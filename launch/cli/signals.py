@@ -37,7 +37,8 @@ class StopSignals:
             several = processes.count() > 1 or processes.in_subgroup()
             if several and processes.primary() and (messages := processes.read_messages(TOPIC)):
                 first = signal.Signals(int(messages[0]))
-            self._agreed = processes.agree(first)
+            agreed = processes.agree(first)
+            self._agreed = None if agreed is None else signal.Signals(agreed)
         return self._agreed
 
     def __enter__(self) -> "StopSignals":

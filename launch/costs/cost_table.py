@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -53,8 +54,11 @@ class CostTable:
 
     def resume(self, cells: Sequence[Cell], step: int) -> None:
         """Restore the cells of a checkpoint of `step`, and add those in the file that the run measured later."""
-        in_file = processes.on_primary(lambda: read_cells(self._path) if self._path.exists() else [])
-        self.cells = [*cells, *(cell for cell in in_file if cell.step > step and cell not in cells)]
+        in_file = processes.on_primary(
+            lambda: [cell._asdict() for cell in (read_cells(self._path) if self._path.exists() else [])]
+        )
+        later = [cell for cell in (Cell(**fields) for fields in in_file) if cell.step > step]
+        self.cells = [*cells, *(cell for cell in later if cell not in cells)]
 
     def changes(self, step: int, probing: bool) -> bool:
         """Return True if new cells take effect at `step`. probing: the run probes at this step."""
@@ -125,15 +129,16 @@ class CellTimer:
             with jax.set_mesh(self._mesh):
                 prepared = self._prepare(params)
             phase.finish()
-        return processes.within(self._mesh, partial(self._measure, prepared, step, long_phases))
+        measured = processes.within(self._mesh, partial(self._measure, prepared, step, long_phases))
+        return [Cell(**fields) for fields in measured]
 
-    def _measure(self, prepared: Params, step: int, long_phases: LongPhases) -> list[Cell]:
+    def _measure(self, prepared: Params, step: int, long_phases: LongPhases) -> list[dict[str, Any]]:
         timed = self._timer.start(prepared)
         runs = {f"{k} at {rows}": lambda _, run=run: run() for (rows, k), run in timed.items()}
         turns = timed_turns(long_phases.phase("costs of rounds", REPEATS, "turns", kept=False, quiet=True), runs)
         # Take the minimum: interference from other processes only adds time.
         seconds = (min(turn[name] for turn in turns) for name in runs)
-        return [Cell(*rows, k, least, step) for (rows, k), least in zip(timed, seconds, strict=True)]
+        return [Cell(*rows, k, least, step)._asdict() for (rows, k), least in zip(timed, seconds, strict=True)]
 
     def _make_prepare(self, params: Params) -> Callable[[Params], Params]:
         networks = self._networks.policy, self._networks.drafter

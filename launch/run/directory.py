@@ -43,7 +43,7 @@ def open_run(config: RunConfig) -> Iterator[Path]:
     if config.out == "":
         raise ConfigError("out = '': must name a directory")
     with contextlib.ExitStack() as stack:
-        directory = processes.on_primary(lambda: _locked(config, stack))
+        directory = Path(processes.on_primary(lambda: str(_locked(config, stack))))
         blind = [number for number, found in enumerate(processes.gather(directory.is_dir())) if not found]
         if blind:
             raise ConfigError(f"out = {directory}: must be shared by all hosts; process {blind[0]} does not see it")

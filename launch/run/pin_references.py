@@ -36,19 +36,20 @@ def with_commits(config: RunConfig, run: str | Path | None = None) -> RunConfig:
     run: directory of a run. A name that the run has too, and that is given without a revision, gets the run's commit,
     also if the hub has a newer one. None: no run.
     """
-    return processes.on_primary(lambda: _with_commits(config, run))
+    return override(config, processes.on_primary(lambda: _commits(config, run)))
 
 
-def _with_commits(config: RunConfig, run: str | Path | None) -> RunConfig:
+def _commits(config: RunConfig, run: str | Path | None) -> dict[str, str]:
+    """Return the names with their commits, by option."""
     path = None if run is None else Path(run) / CONFIG_FILE
     recorded = read_recorded(path, "checkpoint") if path is not None and path.exists() else {}
-    values = {}
+    values = dict[str, str]()
     for option, kind in READ.items():
         section, _, field = option.partition(".")
         given = getattr(getattr(config, section), field)
         if given is not None:
             values[option] = _of_run(given, recorded.get(option), kind) or with_commit(given, kind)
-    return override(config, values)
+    return values
 
 
 def _of_run(given: str, recorded: Any, kind: Kind) -> str | None:

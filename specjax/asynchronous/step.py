@@ -142,13 +142,14 @@ class AsynchronousStep:
             self._spans.popleft()
         span = self._spans.popleft().result() if len(self._spans) > waiting else None
         # Of a process that sees the devices, as the primary sees those of the training mesh.
-        span = processes.agree(span, processes.owners(self._mesh)[0])
+        source = processes.owners(self._mesh)[0]
+        busy_s, idle_s = processes.agree((None, None) if span is None else (span.busy_s, span.idle_s), source)
         return {
             "asynchronous/lag": lag,
             "asynchronous/waiting": waiting,
             "time/rollout_wait": waited_s,
-            "time/rollout_mesh_busy": None if span is None else span.busy_s,
-            "time/rollout_mesh_idle": None if span is None else span.idle_s,
+            "time/rollout_mesh_busy": busy_s,
+            "time/rollout_mesh_idle": idle_s,
             "time/training_mesh_idle": self._training.idle_s(),
         }
 

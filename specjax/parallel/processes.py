@@ -6,7 +6,6 @@ JAX runs one program in every process (multi-controller). Every process calls th
 with the same arguments, unless their docstring says otherwise. With one process they cost no more than jax's own.
 """
 
-import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +18,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
+from specjax.parallel.messages import decode, encode
 from specjax.types import PyTree
 
 T = TypeVar("T")
@@ -154,7 +154,7 @@ def join_rows(rows: np.ndarray, values: Sequence[np.ndarray], total: int) -> tup
 
 
 def agree(value: T, source: int = 0) -> T:
-    """Return the value of one process, the primary, in every process. It is anything that pickle writes.
+    """Return the value of one process, the primary, in every process. `specjax.parallel.messages` says what it may be.
 
     Involves no device, so that it does not wait for programs under way.
     """
@@ -162,21 +162,21 @@ def agree(value: T, source: int = 0) -> T:
         return value
     key = _next_key()
     if index() != source:
-        return pickle.loads(_store().blocking_key_value_get_bytes(key, _DAY_MS))
-    _store().key_value_set_bytes(key, pickle.dumps(value))
+        return decode(_store().blocking_key_value_get_bytes(key, _DAY_MS))
+    _store().key_value_set_bytes(key, encode(value))
     return value
 
 
 def gather(value: T) -> list[T]:
-    """Return the values of all processes, in every process. They are anything that pickle writes.
+    """Return the values of all processes, in every process. `specjax.parallel.messages` says what they may be.
 
     Waits for every process, without a device.
     """
     if count() == 1:
         return [value]
     key = _next_key()
-    _store().key_value_set_bytes(f"{key}/{index()}", pickle.dumps(value))
-    return [pickle.loads(_store().blocking_key_value_get_bytes(f"{key}/{i}", _DAY_MS)) for i in range(count())]
+    _store().key_value_set_bytes(f"{key}/{index()}", encode(value))
+    return [decode(_store().blocking_key_value_get_bytes(f"{key}/{i}", _DAY_MS)) for i in range(count())]
 
 
 def on_primary(run: Callable[[], T]) -> T:
@@ -258,14 +258,14 @@ def _pass(source: int, value: T) -> T:
     """
     key = _next_key()
     if index() != source:
-        value = pickle.loads(_store().blocking_key_value_get_bytes(key, _DAY_MS))
+        value = decode(_store().blocking_key_value_get_bytes(key, _DAY_MS))
         _store().key_value_set(f"{key}/read/{index()}", "")
         return value
     if _group.passed is not None:
         for other in set(range(count())) - {source}:
             _store().blocking_key_value_get(f"{_group.passed}/read/{other}", _DAY_MS)
         _store().key_value_delete(_group.passed)
-    _store().key_value_set_bytes(key, pickle.dumps(value))
+    _store().key_value_set_bytes(key, encode(value))
     _group.passed = key
     return value
 

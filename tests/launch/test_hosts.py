@@ -1,7 +1,6 @@
 """Runs over several processes on this machine give the results of one process, and all processes end together."""
 
 import json
-import pickle
 import shutil
 import signal
 import socket
@@ -10,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from configs.tiny import config
 from launch.cli.errors import RunStopped, Stopped
 from launch.cli.hosts import common, join_hosts, launched_by_a_cluster
 from launch.cli.rendezvous import wait_for_all
+from specjax.parallel.messages import decode, encode
 from tests.jobs import finish_job, free_port, start_job
 from tests.launch.processes import children
 from tests.launch.programs import LEAST, Options, argv, assert_same_run, metrics, saves, without_times
@@ -74,14 +74,14 @@ def test_bad_hosts_are_refused_in_one_line() -> None:
 
 
 def test_a_process_with_other_options_is_refused() -> None:
-    resumed = replace(config, resume=True)
-    assert common([resumed, config]) == resumed
+    resumed, given = replace(config, resume=True), asdict(config)
+    assert common(config, [asdict(resumed), given]) == resumed
     with refuses("hosts.index = 2: ...process 0; must be the same"):
-        common([config, config, replace(config, seed=config.seed + 1)])
+        common(config, [given, given, given | {"seed": config.seed + 1}])
 
 
 def test_a_signal_that_stops_one_process_passes_to_the_others() -> None:
-    passed = pickle.loads(pickle.dumps(Stopped(15, "warm-up: stopped")))
+    passed = decode(encode(Stopped(15, "warm-up: stopped")))
     assert (passed.signal, str(passed)) == (15, "warm-up: stopped")
 
 

@@ -1,0 +1,91 @@
+"""Values between processes as bytes: JSON and raw arrays. Reading them runs no code of the sender, as pickle would."""
+
+import io
+import json
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+
+def encode(value: Any) -> bytes:
+    """Return a value as bytes: the length of a header of JSON in 8 bytes, the header, and the arrays' contents.
+
+    The value is None, a bool, number, text, numpy array or exception, or a list, tuple or dict of them. Raises
+    TypeError for anything else.
+    """
+    arrays = list[np.ndarray]()
+    header = json.dumps(_plain(value, arrays)).encode()
+    return b"".join([len(header).to_bytes(8), header, *(x.reshape(-1).view(np.uint8).data for x in arrays)])
+
+
+def decode(message: bytes) -> Any:
+    """Return the value of `encode`. Raises ConnectionError if the message is none of its.
+
+    An exception is of the first class among its own and its bases that this process has loaded.
+    """
+    contents = io.BytesIO(message)
+    try:
+        return _value(json.loads(contents.read(int.from_bytes(contents.read(8)))), contents)
+    except (ValueError, TypeError, LookupError, RecursionError, OverflowError):
+        raise ConnectionError(
+            "a message between processes is damaged, or not of this job; docs/many_hosts.md says who may send any"
+        ) from None
+
+
+def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
+    """Return a value as JSON, in which tuples, dicts, arrays and exceptions are objects. Append its arrays."""
+    match value:
+        case None | bool() | int() | float() | str():
+            return value
+        case list():
+            return [_plain(each, arrays) for each in value]
+        case tuple() if type(value) is tuple:
+            return {"tuple": [_plain(each, arrays) for each in value]}
+        case dict():
+            return {"dict": [[_plain(each, arrays) for each in item] for item in value.items()]}
+        case np.ndarray() | np.generic():
+            arrays.append(np.ascontiguousarray(value))
+            return {"array": [value.dtype.name, value.shape]}
+        case Exception():
+            classes = [_name(each) for each in type(value).__mro__ if issubclass(each, Exception)]
+            # Not `args`, which lack the file's name of an OSError.
+            args = value.__reduce__()[1]
+            return {"error": [classes, [x if isinstance(x, int | str | None) else str(x) for x in args]]}
+    raise TypeError(f"{type(value).__name__}: cannot pass between processes")
+
+
+def _value(plain: Any, contents: io.BytesIO) -> Any:
+    """Return the value of `_plain`; `contents` are those of its arrays."""
+    if isinstance(plain, list):
+        return [_value(each, contents) for each in plain]
+    if not isinstance(plain, dict):
+        return plain
+    ((kind, content),) = plain.items()
+    if kind == "array":
+        dtype, shape = jnp.dtype(content[0]), content[1]
+        size = dtype.itemsize * math.prod(shape)
+        return np.frombuffer(contents.read(size), np.uint8).copy().view(dtype).reshape(shape)
+    made = {"tuple": tuple, "dict": dict, "error": lambda error: _error(*error)}[kind]
+    return made(_value(content, contents))
+
+
+def _error(classes: Sequence[str], args: Sequence[Any]) -> Exception:
+    loaded = {_name(each): each for each in _subclasses(Exception)}
+    for name in classes:
+        with suppress(KeyError, TypeError):
+            return loaded[name](*args)
+    return Exception(*args)
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _subclasses(kind: type[Exception]) -> Iterator[type[Exception]]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _subclasses(each)
