@@ -55,7 +55,13 @@ def write_manifest(checkpoint: Path) -> None:
 
 
 def check_manifest(checkpoint: Path, items: Collection[str] | None = None) -> None:
-    """Raise DamagedSave if a listed file is missing or has another size or checksum. items: check only these."""
+    """Raise DamagedSave if a listed file is missing or has another size or checksum. items: check only these.
+
+    So do pipes and devices among the files: reading them may never end.
+    """
+    for path in checkpoint.rglob("*"):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise DamagedSave(f"{checkpoint} is damaged: {path.relative_to(checkpoint)} is no regular file")
     try:
         listed = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
         expected = {name: (int(size), int(checksum)) for name, (size, checksum) in listed.items()}

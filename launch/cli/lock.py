@@ -61,7 +61,8 @@ def _lock(setting: str, directory: Path) -> IO[str]:
         try:
             file = path.open("a+", encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"{setting}: cannot be written: {error.strerror}") from None
+            reason = error.strerror or f"{path.name} must be a regular file"  # a pipe has no position
+            raise ConfigError(f"{setting}: cannot be written: {reason}") from None
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from launch.cli.console import console
-from launch.cli.errors import ConfigError
+from launch.cli.errors import ConfigError, as_config_error
 from launch.cli.lock import LOCK_FILE, exclusive, held_by_primary
 from launch.cli.long_phase import LongPhase, newest_state
 from launch.cli.signals import StopSignals
-from models.files import write_atomically
+from models.files import check_file, write_atomically
 from specjax.checkpoint_integrity import DamagedSave, check_manifest
 from specjax.parallel import processes
 
@@ -57,7 +57,10 @@ class LongPhases:
         if not path.exists():
             # A process was killed before it wrote its options, or while it removed the directory.
             self.remove()
-        elif path.read_text(encoding="utf-8", errors="replace") != self._options:
+            return True
+        with as_config_error():
+            check_file(path)
+        if path.read_text(encoding="utf-8", errors="replace") != self._options:
             raise ConfigError(
                 f"{directory}: left by an earlier process with other options; remove it to start again, or use "
                 "the same options to continue"

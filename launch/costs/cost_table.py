@@ -18,7 +18,7 @@ from launch.costs.round_timer import RoundTimer, TimedRounds
 from launch.costs.turns import timed_turns
 from launch.setup.experiment import Experiment
 from launch.setup.networks import Networks
-from models.files import write_atomically
+from models.files import read_json, write_atomically
 from specjax.asynchronous.weight_transfer import Send, copy_on
 from specjax.cost import Cell, Drafting, fit, round_seconds
 from specjax.parallel import processes
@@ -196,7 +196,7 @@ def load_cells(
 def read_cells(path: Path) -> list[Cell]:
     """Read the cells of a cost table. Raises ConfigError if the file or a cell is malformed."""
     try:
-        cells = [Cell(**cell) for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]]
+        cells = [Cell(**cell) for cell in read_json(path)["cells"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"cost_table = {path}: not a cost table: {error}") from None
     for cell in cells:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError
+from launch.cli.errors import ConfigError, as_config_error
 from launch.cli.lock import exclusive
 from launch.cli.long_phases import UNFINISHED
 from launch.cli.paths import CHECKPOINTS
 from launch.run.history import CONFIG_FILE, EVENTS_FILE, METRICS_FILE, records_of
 from launch.run.records import differences, read_recorded
-from models.files import write_atomically
+from models.files import check_file, write_atomically
 from specjax.checkpoint_integrity import DamagedSave, saved_steps, set_damaged_aside
 from specjax.parallel import processes
 
@@ -55,15 +55,25 @@ def _locked(config: RunConfig, stack: contextlib.ExitStack) -> Path:
     if config.resume:
         directory = _existing(config)
         stack.enter_context(exclusive("out", directory))
+        _check_files(directory)
         _check_checkpoints(directory)
     elif config.out is None:
         directory = _next(config.name, stack)
     else:
         directory = Path(config.out)
         stack.enter_context(exclusive("out", directory))
+        _check_files(directory)
         if _holds_a_run(directory):
             raise ConfigError(f"out = {directory}: holds a run already; --resume continues it")
     return directory
+
+
+def _check_files(directory: Path) -> None:
+    """Raise ConfigError unless all files of a run are regular: reading or writing a pipe may never end."""
+    with as_config_error():
+        for path in directory.iterdir():
+            if path.exists() and (not path.is_dir() or path.suffix in (".json", ".jsonl")):
+                check_file(path)
 
 
 def can_resume(config: RunConfig, directory: Path) -> bool:

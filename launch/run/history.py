@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from models.files import write_atomically
+from launch.cli.errors import as_config_error
+from models.files import check_file, write_atomically
 from specjax.parallel import processes
 
 CONFIG_FILE = "config.json"
@@ -55,8 +56,24 @@ def _cut_after(path: Path, last: int, every: bool, report: Callable[[str], None]
     return max((step for step, _ in kept), default=None)
 
 
+def missing_history(directory: Path, last: int, samples: bool) -> list[str]:
+    """Return a line for each file of a run that lacks records up to step `last`. samples: the run logs samples."""
+    metrics = directory / METRICS_FILE
+    missing = sorted({*range(1, last + 1)} - {record["step"] for record in records_of(metrics)})
+    lines = [f"{metrics}: has no metrics of {len(missing)} of {last} steps, the first {missing[0]}"] if missing else []
+    others = {EVENTS_FILE: "warnings"} | ({SAMPLES_FILE: "completions"} if samples else {})
+    return lines + [
+        f"{directory / name}: is missing: there are no {records} of the {last} steps so far"
+        for name, records in others.items()
+        if not (directory / name).exists()
+    ]
+
+
 def lines_of(path: Path) -> list[bytes]:
-    """Return the lines of a file that are not blank; none if there is no file."""
+    """Return the lines of a file that are not blank; none if there is no file. Raises ConfigError if it is a pipe."""
+    if path.exists():
+        with as_config_error():
+            check_file(path)
     return [line for line in path.read_bytes().split(b"\n") if line.strip()] if path.exists() else []
 
 

@@ -21,7 +21,7 @@ from launch.data.prompts import prompt_text
 from launch.data.tokenizers import token_texts
 from launch.rewards.reward_fn import final_answer_of
 from launch.run.draft_monitor import DraftShare, DraftSwitches, first_step_check
-from launch.run.history import EVENTS_FILE, SAMPLES_FILE, cut_after
+from launch.run.history import EVENTS_FILE, SAMPLES_FILE, cut_after, missing_history
 from launch.run.metric_log import Log, MetricLog
 from launch.run.step_checks import LearningSignal, SkippedUpdates, check_lag
 from launch.run.step_timer import StepTimer
@@ -189,10 +189,13 @@ def open_logs(
 ) -> Iterator[RunLogs]:
     """Open the logs of a run that resumes after `resume_step`; None: a new run. Entries of later steps are dropped.
 
-    also: another log of metrics.
+    Missing entries of earlier steps are a warning. also: another log of metrics.
     """
     config, last_step = experiment.config, resume_step or 0
+    missing = missing_history(directory, last_step, config.log.samples > 0) if last_step else []
     events, skipped = EventLog(directory, last_step), SkippedUpdates(directory, config.max_skipped, last_step)
+    for line in missing:
+        events.warn(last_step, line)
     outlook = partial(next_look, experiment)
     switches = DraftSwitches(experiment.phases, config.rollout.draft_lengths, events.warn, outlook)
     checks = first_step_check(experiment, events.warn), partial(check_lag, config.asynchronous.lag)

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -22,12 +23,14 @@ from configs.schema import LogConfig, RunConfig
 from launch.cli.console import console
 from launch.cli.errors import ConfigError
 from launch.cli.lock import LOCK_FILE, exclusive
+from launch.costs.cost_table import read_cells
 from launch.report import write_report
 from launch.run.directory import CHECKPOINTS, open_run, record_config
-from launch.run.history import cut_after, records_of
+from launch.run.history import cut_after, missing_history, records_of
 from launch.run.logs import EventLog
 from launch.run.metric_log import MetricLog, wandb_log
 from specjax.checkpoint import Checkpointer
+from specjax.checkpoint_integrity import DamagedSave, set_damaged_aside, write_manifest
 from specjax.types import Params, TrainState
 from tests.launch.programs import LEAST, argv
 from tests.launch.test_report import run_of
@@ -217,6 +220,7 @@ import jax.numpy as jnp
 from launch.cli.options import run_program
 from launch.cli.long_phases import LongPhases
 from specjax.checkpoint import Checkpointer
+from specjax.checkpoint_integrity import DamagedSave, set_damaged_aside, write_manifest
 from specjax.types import Params, TrainState
 def arrays(count):
     return {f"x{i}": jnp.arange(count) * 1.1 for i in range(60)}
@@ -311,3 +315,53 @@ def test_row_38_a_log_that_fails_is_one_warning(
     assert [text.partition(" failed: ")[0] for _, text in warned] == ["TensorBoard", "Weights & Biases"]
     assert len(list(records_of(tmp_path / "metrics.jsonl"))) == 3
     assert capsys.readouterr().out.count("Weights & Biases failed: OSError: no network") == 1
+
+
+FILES = ["config.json", "metrics.jsonl", "diary.jsonl", "samples.jsonl", "wandb_id", "cost_table.json", ".lock"]
+
+
+@pytest.mark.parametrize("name", [*FILES, ".metrics.jsonl.tmp", "metrics.jsonl.set_aside"])
+@pytest.mark.parametrize("resume", [True, False])
+def test_row_42_a_file_of_a_run_is_a_regular_one(run_directory: Path, tmp_path: Path, name: str, resume: bool) -> None:
+    directory = tmp_path / "other"
+    shutil.copytree(run_directory, directory)
+    (directory / name).unlink(missing_ok=True)
+    os.mkfifo(directory / name)
+    with refuses("...regular file", ConfigError):
+        with open_run(replace(CONFIG, out=str(directory), resume=resume)):
+            pass
+
+
+def test_row_42_no_pipe_device_or_directory_is_read_as_a_record(run_directory: Path) -> None:
+    for make in (os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)):
+        path = run_directory / f"{make.__name__.strip('<>')}.jsonl"
+        make(path)
+        with refuses(f"{path}: must be a regular file", ConfigError):
+            list(records_of(path))
+        with refuses("cost_table = ...must be a regular file", ConfigError):
+            read_cells(path)
+
+
+@pytest.mark.parametrize("name", ["1/files.json", "1/_CHECKPOINT_METADATA", "1/state/data"])
+def test_row_42_a_checkpoint_with_a_pipe_is_damaged(tmp_path: Path, name: str) -> None:
+    (tmp_path / "1/state").mkdir(parents=True)
+    write_manifest(tmp_path / "1")
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with refuses(f"...{name[2:]} is no regular file", DamagedSave):
+        set_damaged_aside(tmp_path)
+
+
+def test_row_42_missing_history_is_said(run_directory: Path) -> None:
+    (run_directory / "diary.jsonl").touch()
+    (run_directory / "samples.jsonl").touch()
+    assert not missing_history(run_directory, 6, True) and not missing_history(run_directory, 0, True)
+    (line,) = missing_history(run_directory, 8, True)
+    assert line.endswith("has no metrics of 2 of 8 steps, the first 7")
+    for name in ("metrics.jsonl", "diary.jsonl", "samples.jsonl"):
+        (run_directory / name).unlink()
+    lines = missing_history(run_directory, 6, True)
+    assert [line.rpartition("/")[2].partition(":")[0] for line in lines] == [
+        *("metrics.jsonl", "diary.jsonl", "samples.jsonl")
+    ]
+    assert "6 of 6 steps, the first 1" in lines[0] and missing_history(run_directory, 6, False) == lines[:2]
