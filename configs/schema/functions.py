@@ -25,14 +25,18 @@ class RolloutOptions(RolloutConfig):
     """Generation of completions.
 
     Attributes:
+        replace_stop_tokens: End completions only at stop_tokens.
         function: Your own rollout function, as package.module:name. None: speculative_rollout.
     """
 
+    replace_stop_tokens: bool = False
     function: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_function("function", self.function)
+        if self.replace_stop_tokens and not self.stop_tokens:
+            raise ValueError("replace_stop_tokens = True: must be False without stop_tokens")
         if max(self.lengths) > self.max_new_tokens:
             name = "draft_lengths" if self.draft_lengths else "draft_length"
             value = getattr(self, name)

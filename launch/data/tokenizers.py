@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from launch.cli.errors import ConfigError, as_config_error
 from launch.data.hub import checkpoint_directory
 from launch.data.prompts import Message, Prompt
-from models.files import check_file, read_json
+from models.files import check_file, read_json, write_json
 
 # Files of a tokenizer, which a checkpoint holds beside its weights.
 TOKENIZER_FILES = (
@@ -38,10 +38,8 @@ class Tokenizer(Protocol):
     @property
     def vocab_size(self) -> int: ...
 
-    @property
-    def stop_tokens(self) -> tuple[int, ...]:
-        """Ids that end a completion, at least one. The first is appended to answers that models are trained on."""
-        ...
+    stop_tokens: tuple[int, ...]
+    """Ids that end a completion. The first is appended to answers that models are trained on."""
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without added special tokens."""
@@ -66,16 +64,16 @@ class ByteTokenizer:
     """
 
     vocab_size = 257
-    stop_tokens = (256,)
 
     def __init__(self, instruction: str = "{prompt}") -> None:
         self._instruction = _checked(instruction)
+        self.stop_tokens: tuple[int, ...] = (256,)
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
     def decode(self, ids: Sequence[int]) -> str:
-        return bytes(i for i in ids if 0 <= i < 256).decode(errors="replace")
+        return bytes(i for i in ids if 0 <= i < 256 and i not in self.stop_tokens).decode(errors="replace")
 
     def chat(self, prompt: Prompt) -> list[int]:
         return self.encode(self._instruction.format(prompt=_only_text(prompt)))
@@ -90,7 +88,7 @@ class CharacterTokenizer:
     def __init__(self, alphabet: str, instruction: str = "{prompt}") -> None:
         self._alphabet, self._instruction = alphabet, _checked(instruction)
         self.vocab_size = len(alphabet) + 1
-        self.stop_tokens = (len(alphabet),)
+        self.stop_tokens: tuple[int, ...] = (len(alphabet),)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text. Raises ConfigError for a character outside the alphabet."""
@@ -100,7 +98,7 @@ class CharacterTokenizer:
         return [self._alphabet.index(character) for character in text]
 
     def decode(self, ids: Sequence[int]) -> str:
-        return "".join(self._alphabet[i] for i in ids if 0 <= i < len(self._alphabet))
+        return "".join(self._alphabet[i] for i in ids if 0 <= i < len(self._alphabet) and i not in self.stop_tokens)
 
     def chat(self, prompt: Prompt) -> list[int]:
         return self.encode(self._instruction.format(prompt=_only_text(prompt)))
@@ -110,6 +108,7 @@ class HuggingFaceTokenizer:
     """Tokenizer of a Hugging Face checkpoint, with its chat template if it has one.
 
     The stop tokens are the tokenizer's end-of-sequence token and any in `generation_config.json` and `config.json`.
+    There may be none.
 
     Args:
         directory:       directory in Hugging Face layout, or a name on the hub.
@@ -118,8 +117,8 @@ class HuggingFaceTokenizer:
         system_prompt:   system message for prompts without one.
         template_kwargs: further variables of the chat template. Templates ignore unknown variables.
 
-    Raises ConfigError if transformers is not installed, if the directory is missing or holds no usable tokenizer or
-    stop token, if the instruction is malformed, or if the chat template does not accept these options.
+    Raises ConfigError if transformers is not installed, if the directory is missing or holds no usable tokenizer, if
+    the instruction is malformed, or if the chat template does not accept these options.
     """
 
     def __init__(
@@ -141,7 +140,7 @@ class HuggingFaceTokenizer:
         # Ids may have gaps, so there may be fewer tokens than the highest id suggests.
         self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
         self._directory = directory
-        self.stop_tokens = _stop_tokens(self._tokenizer, local)
+        self.stop_tokens: tuple[int, ...] = _stop_tokens(self._tokenizer, local)
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
@@ -249,8 +248,6 @@ def _stop_tokens(tokenizer: Any, directory: Path) -> tuple[int, ...]:
     ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     for path in (directory / "generation_config.json", directory / "config.json"):
         ids += _listed_stops(path) if path.exists() else []
-    if not ids:
-        raise ConfigError(f"model.path = {directory}: no end-of-sequence token; its files must name at least one")
     return tuple(dict.fromkeys(ids))
 
 
@@ -270,3 +267,13 @@ def copy_tokenizer(source: Path, out: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source / name).exists():
             shutil.copyfile(source / name, out / name)
+
+
+def state_stop_tokens(directory: Path, stop_tokens: Sequence[int]) -> None:
+    """Let a model's files name exactly these stop tokens. Files that name them already keep their bytes."""
+    generation, config = directory / "generation_config.json", directory / "config.json"
+    if not generation.exists() or set(_listed_stops(generation)) != set(stop_tokens):
+        fields = read_json(generation) if generation.exists() else {}
+        write_json(generation, fields | {"eos_token_id": list(stop_tokens)})
+    if not set(_listed_stops(config)) <= set(stop_tokens):
+        write_json(config, read_json(config) | {"eos_token_id": list(stop_tokens)})

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from launch.cli.errors import ConfigError
 from launch.data.hub import checkpoint_directory
-from launch.data.tokenizers import copy_tokenizer
+from launch.data.tokenizers import copy_tokenizer, state_stop_tokens
 from launch.distillation.acceptance import HeldOutAcceptance
 from launch.setup.drafts.base import Draft
 from launch.setup.experiment import Experiment
@@ -68,7 +68,7 @@ def remove_written(out: Path, dialect: Dialect | None) -> None:
 
 
 def write_policy(directory: Path, experiment: Experiment, policy: PyTree, mtp: MTPHead | None) -> None:
-    """Write a policy in Hugging Face layout, with its tokenizer.
+    """Write a policy in Hugging Face layout, with its tokenizer and the stop tokens of the run.
 
     Fields of model.path's config.json that do not describe the network's shape are kept.
 
@@ -84,6 +84,7 @@ def write_policy(directory: Path, experiment: Experiment, policy: PyTree, mtp: M
     save_policy(directory, policy, decoder, carried, mtp=mtp)
     if source is not None:
         copy_tokenizer(source, directory)
+    processes.on_primary(lambda: state_stop_tokens(directory, experiment.tokenizer.stop_tokens))
 
 
 def made_for_distillation(

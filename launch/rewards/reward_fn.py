@@ -113,11 +113,11 @@ def length_penalty(lengths: np.ndarray, config: LengthConfig) -> np.ndarray:
 
 
 def traced_exact(problems: Sequence[Problem], tokenizer: Tokenizer) -> RewardFn:
-    """Return a traced reward: 1 if a completion ends with '#', the answer and the stop token, else 0.
+    """Return a traced reward: 1 if a completion ends with '#', the answer and a stop token, else 0.
 
     It compares token ids.
     """
-    endings = [[*tokenizer.encode(f"#{problem.answer}"), tokenizer.stop_tokens[0]] for problem in problems]
+    endings = [tokenizer.encode(f"#{problem.answer}") for problem in problems]
     width = max(map(len, endings))
     # Right-aligned, as completions end; -1 matches anything.
     table = np.full((len(endings), width), -1, np.int32)
@@ -127,10 +127,11 @@ def traced_exact(problems: Sequence[Problem], tokenizer: Tokenizer) -> RewardFn:
     def reward(rollout: Rollout, prompts: Prompts) -> Reward:
         ids = jnp.repeat(prompts.id, len(rollout.lengths) // len(prompts.id))
         expected = jnp.asarray(table)[jnp.maximum(ids, 0)]
-        column = rollout.lengths[:, None] - width + jnp.arange(width)[None]
+        column = rollout.lengths[:, None] - 1 - width + jnp.arange(width + 1)[None]
         actual = jnp.take_along_axis(rollout.tokens, jnp.maximum(column, 0), axis=1)
-        match = (expected < 0) | ((column >= 0) & (actual == expected))
-        correct = match.all(axis=1).astype(jnp.float32)
+        match = (expected < 0) | ((column[:, :-1] >= 0) & (actual[:, :-1] == expected))
+        stops = jnp.isin(actual[:, -1], jnp.array(tokenizer.stop_tokens, jnp.int32)) & (rollout.lengths > 0)
+        correct = (match.all(axis=1) & stops).astype(jnp.float32)
         return Reward(value=jnp.where(ids >= 0, correct, jnp.nan), correct=correct)
 
     return reward

@@ -10,7 +10,7 @@ from launch.data.hub import checkpoint_directory
 from launch.distillation.export import check_verifier, write_policy
 from launch.run.history import CONFIG_FILE, METRICS_FILE, matches_schema
 from launch.run.networks import restore_params, restore_policy, saved_step
-from launch.run.records import flat, read_run
+from launch.run.records import check_same, flat, read_recorded, read_run
 from launch.setup.experiment import Experiment
 from models.checkpoints.made_for import MadeFor, state_made_for
 from models.config import DecoderConfig, Dtype
@@ -89,6 +89,9 @@ def _export_draft(out: Path, experiment: Experiment, args: ExportArgs) -> None:
 
 def _export_policy(out: Path, experiment: Experiment, args: ExportArgs) -> None:
     run, networks, path, mtp = Path(args.checkpoint), experiment.networks, experiment.config.model.path, None
+    if (run / CONFIG_FILE).is_file():
+        recorded = read_recorded(run / CONFIG_FILE, "checkpoint")
+        check_same(experiment.config, recorded, ("rollout.stop_tokens",))
     if networks.draft.in_policy:
         params = restore_params(run, experiment, args.checkpoint_step)
         policy, mtp = params.policy, networks.draft.policy_head(cast(params.draft, args.dtype))

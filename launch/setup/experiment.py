@@ -41,7 +41,7 @@ class Experiment:
     """A run's mesh, networks, problems and functions.
 
     Attributes:
-        config:     the resolved config. Unset stop tokens are the tokenizer's; a draft without parameters is frozen.
+        config:     the resolved config: with all stop tokens, and a frozen draft if it has no parameters.
         mesh:       devices that train.
         rollout_mesh: devices that generate; `mesh` unless the run is asynchronous.
         tokenizer:  of the problems' texts.
@@ -181,8 +181,7 @@ def build_experiment(
     with long_phases.phase("loading", 3, "parts", kept=False, quiet=True) as phase:
         tokenizer = build_tokenizer(config)
         phase.finish(note="tokenizer loaded")
-        stop_tokens = config.rollout.stop_tokens or tokenizer.stop_tokens
-        config = replace(config, rollout=replace(config.rollout, stop_tokens=stop_tokens))
+        config = replace(config, rollout=replace(config.rollout, stop_tokens=tokenizer.stop_tokens))
         needs_problems = training or config.draft.vocab_size is not None or config.draft.kind not in BUILDERS
         problems = build_problems(config) if needs_problems else Problems(train=[], held_out=[])
         phase.finish(note="problems loaded")
@@ -200,11 +199,11 @@ def abstract_experiment(config: RunConfig, mesh: Mesh) -> Experiment:
     """
     functions = _load_functions(config)
     check_all([partial(_check_windows, config), partial(_check_divisibility, config, batch_shards(mesh))])
-    tokenizer, stop_tokens = ByteTokenizer(), (0,)
+    tokenizer, stop_tokens = ByteTokenizer(), config.rollout.stop_tokens or (0,)
     if config.data.tokenizer != "checkpoint":
         tokenizer = build_tokenizer(config)
         stop_tokens = tokenizer.stop_tokens
-    config = replace(config, rollout=replace(config.rollout, stop_tokens=config.rollout.stop_tokens or stop_tokens))
+    config = replace(config, rollout=replace(config.rollout, stop_tokens=stop_tokens))
     problems = build_problems(config) if config.draft.lookup.kind == "history" else Problems(train=[], held_out=[])
     networks = build_networks(config, mesh, tokenizer, problems.train, shapes=True)
     return Experiment(_frozen_if_empty(config, networks), mesh, mesh, tokenizer, problems, networks, *functions)

@@ -27,10 +27,23 @@ class Problems(NamedTuple):
 
 
 def build_tokenizer(config: RunConfig) -> Tokenizer:
-    """Return the built-in tokenizer named by data.tokenizer, otherwise the one in model.path.
+    """Return the run's tokenizer. Its stop tokens are the only list: those of the model's files, and the recipe's.
 
-    Raises ConfigError if there is neither.
+    Raises ConfigError if there is no tokenizer or no stop token.
     """
+    tokenizer, rollout = _tokenizer(config), config.rollout
+    given = () if rollout.replace_stop_tokens else tokenizer.stop_tokens
+    tokenizer.stop_tokens = tuple(dict.fromkeys((*given, *rollout.stop_tokens)))
+    if not tokenizer.stop_tokens:
+        raise ConfigError(
+            f"rollout.stop_tokens = (): must name at least one, because the files of model.path = {config.model.path} "
+            "name no end-of-sequence token"
+        )
+    return tokenizer
+
+
+def _tokenizer(config: RunConfig) -> Tokenizer:
+    """Return the built-in tokenizer named by data.tokenizer, otherwise the one in model.path."""
     data = config.data
     if data.tokenizer != "checkpoint":
         check_no_template(f"data.tokenizer = {data.tokenizer}", data.system_prompt, data.chat_template_kwargs)

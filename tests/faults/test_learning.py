@@ -167,6 +167,7 @@ def test_row_08_a_run_warns_and_writes_null(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     words = LEAST | flags(
         f"--steps {PATIENCE} --out run --rollout.max-new-tokens 2 --rollout.draft-length 0 --rollout.stop-tokens 0",
+        "--rollout.replace-stop-tokens True",
         "--rollout.law.temperature 0.01 --selection.drop-truncated True --draft.kind none",
     )
     words |= {"draft.lookup.kind": "none", "checkpoint.best": None, "speedup.steps": 0}

@@ -69,13 +69,6 @@ def test_without_a_template_the_prompt_gets_the_tokenizers_own_special_tokens(di
     assert words(HuggingFaceTokenizer(directory).chat("hello")) == "<user> hello"
 
 
-def test_no_stop_token_is_a_config_error(directory: Path):
-    change(directory / "tokenizer_config.json", eos_token=None)
-    (directory / "generation_config.json").unlink()
-    with refuses("model.path = ...end-of-sequence", ConfigError):
-        HuggingFaceTokenizer(directory)
-
-
 @pytest.mark.parametrize("instruction", ["no place", "{other}", "{}", "{prompt", "{prompt.x}", "{prompt} \\boxed{}"])
 def test_malformed_instructions_are_config_errors(directory: Path, instruction: str):
     with refuses("data.instruction = ...{prompt}", ConfigError):
