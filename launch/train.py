@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     config = join_hosts(parse_run(argv, "python -m launch.train", "Train a policy and its draft, or --plan it."))
     with StopSignals(console.print) as signals, open_run(config) as directory:
         long_phases = LongPhases(directory / UNFINISHED, signals)
-        config = with_commits(config, directory if config.resume else None)
+        config = with_commits(config, directory if config.resume else None, starts=True)
         experiment = build_experiment(config, long_phases=long_phases, asynchronous=True)
         with make_pool(experiment.config.reward) or nullcontext() as pool:
             train_reward, held_out_reward = (

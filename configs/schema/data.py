@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from configs.schema.functions import check_function
@@ -48,6 +49,8 @@ class DataConfig(Options):
         tokenizer:         checkpoint: the model's, with its chat template. bytes and characters are built in.
         system_prompt:     System message of prompts that have none.
         chat_template_kwargs: Variables of the chat template: {"enable_thinking": false}.
+        chat_template_time: What strftime_now of a chat template takes for now, as 2026-11-28T09:30:00. None: the start
+                           of the run, also for programs that read the run.
         prompts:           Prompts per step, over all data shards.
         max_prompt_tokens: Drop longer prompts, with a warning.
         arithmetic:        The built-in task.
@@ -65,6 +68,7 @@ class DataConfig(Options):
     tokenizer: Literal["checkpoint", "bytes", "characters"] = "checkpoint"
     system_prompt: str | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    chat_template_time: str | None = None
     prompts: Positive = 32
     max_prompt_tokens: Positive = 512
     arithmetic: ArithmeticConfig | None = None
@@ -79,3 +83,10 @@ class DataConfig(Options):
             kept = False
         if not kept:
             raise ValueError(f"chat_template_kwargs = {show(given)}: must be an object that JSON can hold")
+        try:
+            datetime.fromisoformat(self.chat_template_time or "2026-11-28")
+        except ValueError:
+            time = show(self.chat_template_time)
+            raise ValueError(f"chat_template_time = {time}: must be a time as 2026-11-28T09:30:00") from None
+        if self.chat_template_time is not None and self.tokenizer != "checkpoint":
+            raise ValueError(f"chat_template_time = {self.chat_template_time}: must be None with a built-in tokenizer")

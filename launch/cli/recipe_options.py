@@ -7,7 +7,7 @@ RECIPE_ONLY = (
     *("name", "model.architecture", "draft.architecture", "draft.head"),
     *("draft.intermediate_size", "draft.num_heads", "draft.num_kv_heads", "draft.head_dim"),
     *("draft.lookup.min_n", "draft.lookup.max_n", "draft.lookup.factor", "draft.lookup.offset"),
-    *("data.function", "data.arithmetic", "rollout.admit", "rollout.kept_prompts"),
+    *("data.function", "data.arithmetic", "data.chat_template_time", "rollout.admit", "rollout.kept_prompts"),
     *(f"{name}.{field}" for name in ("policy_optimizer", "draft_optimizer") for field in ("b1", "b2", "momentum")),
     *("draft_optimizer.kind", "draft_optimizer.weight_decay", "draft_optimizer.clip_norm"),
     *(f"warmup.optimizer.{field}" for field in ("kind", "schedule", "decay_steps", "floor", "b1", "b2", "momentum")),

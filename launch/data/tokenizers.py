@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -116,6 +117,7 @@ class HuggingFaceTokenizer:
                          "{prompt}\\nPut the answer in \\\\boxed{{}}."
         system_prompt:   system message for prompts without one.
         template_kwargs: further variables of the chat template. Templates ignore unknown variables.
+        template_time:   what strftime_now of the chat template takes for now. None: the time of this call.
 
     Raises ConfigError if transformers is not installed, if the directory is missing or holds no usable tokenizer, if
     the instruction is malformed, or if the chat template does not accept these options.
@@ -128,11 +130,13 @@ class HuggingFaceTokenizer:
         instruction: str = "{prompt}",
         system_prompt: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
+        template_time: datetime | None = None,
     ) -> None:
         local = checkpoint_directory("model.path", directory)
         self._tokenizer = _load(local)
         self._instruction = _checked(instruction)
         self._system_prompt, self._template_kwargs = system_prompt, dict(template_kwargs or {})
+        self._template_time = template_time or datetime.now()
         if self._tokenizer.chat_template is None:
             check_no_template(f"model.path = {directory}", system_prompt, self._template_kwargs)
         for name in self._template_kwargs.keys() & _NO_VARIABLES:
@@ -159,11 +163,14 @@ class HuggingFaceTokenizer:
             earlier = [Message("system", self._system_prompt), *earlier]
         question = Message("user", self._instruction.format(prompt=last.content))
         try:
+            kwargs = self._template_kwargs
+            template = self._tokenizer.get_chat_template(kwargs.get("chat_template"), kwargs.get("tools"))
+            _fix_time(template, self._template_time)
             return self._tokenizer.apply_chat_template(
                 [message._asdict() for message in (*earlier, question)],
                 add_generation_prompt=True,
                 return_dict=False,
-                **self._template_kwargs,
+                **kwargs | {"chat_template": template},
             )
         except Exception as error:  # a template is a program, which may raise anything
             reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -215,6 +222,14 @@ def _load(directory: Path) -> Any:
     except Exception as error:  # transformers raises many types
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(f"model.path = {directory}: cannot load a tokenizer from it: {reason}") from error
+
+
+def _fix_time(template: str, time: datetime) -> None:
+    """Let strftime_now of a chat template give this time. transformers passes no functions on to templates."""
+    from transformers.utils import chat_template_utils
+
+    # The compiled template is cached.
+    chat_template_utils._compile_jinja_template(template).globals["strftime_now"] = time.strftime
 
 
 def _checked(instruction: str) -> str:

@@ -28,7 +28,8 @@ FREE_ON_RESUME = (
     *("log", "eval", "checkpoint", "speedup", "mesh"),
     # The layout of a step in time and memory, which another mesh may need to change.
     *("microbatches", "ladder", "logit_chunk", "model.remat", "reward.workers"),
-    "rollout.replace_stop_tokens",  # rollout.stop_tokens holds all stop tokens, which must be the same
+    # rollout.stop_tokens holds all stop tokens, and the checkpoint a checksum of the prompts.
+    *("rollout.replace_stop_tokens", "data.chat_template_time"),
 )
 # With automatic draft lengths these stay fixed too: costs were measured on this mesh, at these probes.
 FREE_WHILE_CHOOSING = tuple(name for name in FREE_ON_RESUME if name not in ("mesh", "probe_every"))

@@ -1,6 +1,7 @@
-"""Fix what may mean something else to the next process: a run's newest checkpoint, and the newest commit on the hub."""
+"""Fix what may mean something else to the next process: newest checkpoints, newest commits on the hub, the time."""
 
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,25 +31,29 @@ def with_step(args: Args) -> Args:
     return replace(args, checkpoint_step=processes.agree(saved_step(Path(args.checkpoint), args.checkpoint_step)))
 
 
-def with_commits(config: RunConfig, run: str | Path | None = None) -> RunConfig:
-    """Return the configuration with a commit in each name on the hub, as config.json records it.
+def with_commits(config: RunConfig, run: str | Path | None = None, starts: bool = False) -> RunConfig:
+    """Return the configuration with a commit in each name on the hub, and the time that chat templates show.
 
-    run: directory of a run. A name that the run has too, and that is given without a revision, gets the run's commit,
-    also if the hub has a newer one. None: no run.
+    run:    directory of a run. A name that the run has too, and that is given without a revision, gets the run's
+            commit, also if the hub has a newer one. The time is the run's too. None: no run.
+    starts: fix the time if no run has one, because a run starts.
     """
-    return override(config, processes.on_primary(lambda: _commits(config, run)))
+    return override(config, processes.on_primary(lambda: _pinned(config, run, starts)))
 
 
-def _commits(config: RunConfig, run: str | Path | None) -> dict[str, str]:
-    """Return the names with their commits, by option."""
+def _pinned(config: RunConfig, run: str | Path | None, starts: bool) -> dict[str, str | None]:
+    """Return the names with their commits, and the time, by option."""
     path = None if run is None else Path(run) / CONFIG_FILE
     recorded = read_recorded(path, "checkpoint") if path is not None and path.exists() else {}
-    values = dict[str, str]()
+    values = dict[str, str | None]()
     for option, kind in READ.items():
         section, _, field = option.partition(".")
         given = getattr(getattr(config, section), field)
         if given is not None:
             values[option] = _of_run(given, recorded.get(option), kind) or with_commit(given, kind)
+    if config.data.tokenizer == "checkpoint" and config.data.chat_template_time is None:
+        now = datetime.now().isoformat(timespec="seconds") if starts else None
+        values["data.chat_template_time"] = recorded.get("data.chat_template_time") or now
     return values
 
 

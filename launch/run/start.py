@@ -66,7 +66,10 @@ def resume_from(
         raise ConfigError(f"resume: {error}") from error
     # Old checkpoints have no checksum.
     if checkpoint.extra.get("problems", experiment.checksum) != experiment.checksum:
-        raise ConfigError("resume: the problems to train on are not those of the run: data or tokenizer have changed")
+        raise ConfigError(
+            "resume: the problems to train on are not those of the run: data, tokenizer, chat template or the time "
+            f"that it shows have changed (data.chat_template_time = {experiment.config.data.chat_template_time})"
+        )
     pipeline.set_state(checkpoint.data)
     console.print(f"resumed after step {checkpoint.step}")
     if costs is not None:

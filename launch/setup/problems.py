@@ -1,6 +1,7 @@
 """Construction of the problems and the tokenizer of a run."""
 
 import logging
+from datetime import datetime
 from typing import NamedTuple
 
 from configs.schema import DataConfig, RunConfig
@@ -58,6 +59,7 @@ def _tokenizer(config: RunConfig) -> Tokenizer:
         instruction=data.instruction,
         system_prompt=data.system_prompt,
         template_kwargs=data.chat_template_kwargs,
+        template_time=None if data.chat_template_time is None else datetime.fromisoformat(data.chat_template_time),
     )
 
 

@@ -1,8 +1,11 @@
 """Faults between text and tokens: stop tokens, special tokens, messages and chat templates."""
 
 import json
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +18,9 @@ from launch.data.problems import Problem
 from launch.data.responses import load_answers, worked_solutions
 from launch.data.tokenizers import Tokenizer, state_stop_tokens
 from launch.rewards.reward_fn import traced_exact
+from launch.run import pin_references
+from launch.run.directory import open_run, record_config
+from launch.run.pin_references import with_commits
 from launch.setup.experiment import build_experiment
 from launch.setup.problems import build_tokenizer
 from specjax.types import Prompts, Rollout
@@ -99,3 +105,40 @@ def test_row_33_a_model_without_an_end_token_needs_one(directory: Path) -> None:
     assert tokenizer_of(directory, rollout__stop_tokens=(BOT,)).stop_tokens == (BOT,)
     with refuses("rollout.replace_stop_tokens = True: ...stop_tokens"):
         tokenizer_of(directory, rollout__replace_stop_tokens=True)
+
+
+DATED = "{{ messages[0].content }} {{ 'it' if strftime_now('%Y-%m-%d %H:%M:%S') == '2026-01-02 03:04:05' else '?' }}"
+
+
+def test_row_32_a_run_keeps_the_time_that_its_template_shows(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    change(directory / "tokenizer_config.json", chat_template=DATED)
+    config, run = override(RunConfig(name="x", steps=1), {"model.path": str(directory)}), directory / "run"
+    now = Mock(wraps=datetime, **{"now.return_value": datetime(2026, 1, 2, 3, 4, 5)})  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(pin_references, "datetime", now)
+    started = with_commits(config, starts=True)
+    assert started.data.chat_template_time == "2026-01-02T03:04:05"
+    with open_run(replace(started, out=str(run))) as path:
+        record_config(path, replace(started, out=str(run)), report=str)
+    now.now.return_value = datetime(2027, 1, 1)
+    # Programs that read the run, and a start that goes on with it.
+    for later in (with_commits(config, run), with_commits(config, run, starts=True)):
+        assert later.data == started.data
+        assert build_tokenizer(later).chat("hello") == [5, 8]
+    assert build_tokenizer(with_commits(config)).chat("hello") == [5, 9]
+    given = override(config, {"data.chat_template_time": "2025-01-01"})
+    assert with_commits(given, run) == given
+    recorded = json.loads((run / "config.json").read_text())
+    del recorded["data"]["chat_template_time"]  # as in a run of an earlier version
+    (run / "config.json").write_text(json.dumps(recorded))
+    assert with_commits(config, run).data.chat_template_time is None
+    assert with_commits(config, run, starts=True).data.chat_template_time == "2027-01-01T00:00:00"
+
+
+def test_row_32_two_tokenizers_of_one_template_have_times_of_their_own(directory: Path) -> None:
+    change(directory / "tokenizer_config.json", chat_template=DATED)
+    old, new = (
+        tokenizer_of(directory, data__chat_template_time=time) for time in ("2026-01-02T03:04:05", "2027-01-01")
+    )
+    assert [old.chat("hello"), new.chat("hello"), old.chat("hello")] == [[5, 8], [5, 9], [5, 8]]
+    with refuses("data.chat_template_time = yesterday: ...2026-11-28T09:30:00"):
+        tokenizer_of(directory, data__chat_template_time="yesterday")
