@@ -49,6 +49,7 @@ class RewardConfig(Options):
                       a group it only has to match.
         format:       Regular expression of the scorer format. It must match the whole completion; dots match newlines.
         length:       Options of the scorer length.
+        keep_special_tokens: Score with special tokens (<think>), without stop tokens.
         workers:      Number of scorer processes.
         time_limit_s: Seconds for all scorers of one completion. After that it has no reward.
     """
@@ -59,6 +60,7 @@ class RewardConfig(Options):
     pattern: str | None = None
     format: str = r"\s*<think>.+</think>.*\S.*"
     length: LengthConfig = field(default_factory=LengthConfig)
+    keep_special_tokens: bool = False
     workers: Annotated[int, at_least(1), at_most(1024)] = 2
     time_limit_s: Annotated[float, above(0), at_most(86_400)] = 5.0
 

@@ -47,7 +47,7 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of `ids`, without stop tokens, special tokens and ids outside the vocabulary."""
+        """Return the text of `ids`, without ids outside the vocabulary, stop tokens and tokens that it cuts."""
         ...
 
     def chat(self, prompt: Prompt) -> list[int]:
@@ -117,6 +117,7 @@ class HuggingFaceTokenizer:
                          "{prompt}\\nPut the answer in \\\\boxed{{}}."
         system_prompt:   system message for prompts without one.
         template_kwargs: further variables of the chat template. Templates ignore unknown variables.
+        keep_special_tokens: leave special tokens in decoded text. False: `decode` cuts them.
         template_time:   what strftime_now of the chat template takes for now. None: the time of this call.
 
     Raises ConfigError if transformers is not installed, if the directory is missing or holds no usable tokenizer, if
@@ -131,6 +132,7 @@ class HuggingFaceTokenizer:
         system_prompt: str | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
         template_time: datetime | None = None,
+        keep_special_tokens: bool = False,
     ) -> None:
         local = checkpoint_directory("model.path", directory)
         self._tokenizer = _load(local)
@@ -143,7 +145,7 @@ class HuggingFaceTokenizer:
             raise ConfigError(f"data.chat_template_kwargs = {template_kwargs}: {name} is not a variable of a template")
         # Ids may have gaps, so there may be fewer tokens than the highest id suggests.
         self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
-        self._directory = directory
+        self._directory, self._skips_special = directory, not keep_special_tokens
         self.stop_tokens: tuple[int, ...] = _stop_tokens(self._tokenizer, local)
 
     def encode(self, text: str) -> list[int]:
@@ -152,7 +154,13 @@ class HuggingFaceTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         # Skip stop tokens here: the ones in generation_config.json may not be special tokens of the tokenizer.
         text_ids = [i for i in ids if 0 <= i < self.vocab_size and i not in self.stop_tokens]
-        return self._tokenizer.decode(text_ids, skip_special_tokens=True)
+        return self._tokenizer.decode(text_ids, skip_special_tokens=self._skips_special)
+
+    def cut_tokens(self) -> list[str]:
+        """Return the tokens that are never in decoded text: stop tokens, and special tokens unless they are kept."""
+        stops = dict(zip(self._tokenizer.convert_ids_to_tokens(list(self.stop_tokens)), self.stop_tokens, strict=True))
+        tokens: dict[str, int] = self._tokenizer.get_added_vocab() | stops
+        return sorted(text for text, token in tokens.items() if not self.decode([token]))
 
     def chat(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt. The instruction is applied to the last message, which is the user's."""

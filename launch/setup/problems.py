@@ -1,10 +1,13 @@
 """Construction of the problems and the tokenizer of a run."""
 
 import logging
+import re
+from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from configs.schema import DataConfig, RunConfig
+from configs.schema import DataConfig, RewardConfig, RunConfig
+from configs.schema.functions import is_function
 from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
 from launch.data.arithmetic import ALPHABET, arithmetic
@@ -40,7 +43,31 @@ def build_tokenizer(config: RunConfig) -> Tokenizer:
             f"rollout.stop_tokens = (): must name at least one, because the files of model.path = {config.model.path} "
             "name no end-of-sequence token"
         )
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        _warn_of_cut_tokens(config.reward, tokenizer.cut_tokens())
     return tokenizer
+
+
+def _warn_of_cut_tokens(config: RewardConfig, cut: Sequence[str]) -> None:
+    """Log a warning for each scorer that looks for tokens which are cut from the text that it gets.
+
+    What a user's scorer looks for is not known. It is warned of tokens that open and close a part of the text.
+    """
+    words = {token: re.sub(r"\W", "", token) for token in cut}  # think, of <think> and </think>
+    for name in config.names:
+        pattern, missed = config.pattern_of(name), []
+        if pattern is not None:
+            text = re.sub(r"\(\?(P<\w+>|<[=!])", "", pattern)  # without the < of named groups and lookbehinds
+            missed = [token for token, word in words.items() if len(word) > 1 and word in text and token[0] in text]
+        elif is_function(name):
+            missed = [token for token, word in words.items() if {f"<{word}>", f"</{word}>"} <= {*cut}]
+        if missed:
+            option = {"regex": f"pattern = {pattern}", "format": f"format = {pattern}"}.get(name, f"scorer = {name}")
+            logger.warning(
+                "reward.%s: %s are cut from completions before scoring; reward.keep_special_tokens = True keeps all "
+                "special tokens but stop tokens",
+                *(option, ", ".join(missed)),
+            )
 
 
 def _tokenizer(config: RunConfig) -> Tokenizer:
@@ -60,6 +87,7 @@ def _tokenizer(config: RunConfig) -> Tokenizer:
         system_prompt=data.system_prompt,
         template_kwargs=data.chat_template_kwargs,
         template_time=None if data.chat_template_time is None else datetime.fromisoformat(data.chat_template_time),
+        keep_special_tokens=config.reward.keep_special_tokens,
     )
 
 

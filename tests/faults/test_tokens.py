@@ -16,7 +16,7 @@ from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
 from launch.data.problems import Problem
 from launch.data.responses import load_answers, worked_solutions
-from launch.data.tokenizers import Tokenizer, state_stop_tokens
+from launch.data.tokenizers import Tokenizer, state_stop_tokens, token_texts
 from launch.rewards.reward_fn import traced_exact
 from launch.run import pin_references
 from launch.run.directory import open_run, record_config
@@ -26,7 +26,7 @@ from launch.setup.problems import build_tokenizer
 from specjax.types import Prompts, Rollout
 from tests.launch.programs import SMALLEST
 from tests.launch.tokenizer_files import change, write_word_tokenizer
-from tests.refusals import refuses
+from tests.refusals import assert_refused, refuses
 
 EOS, END, BOT, BOX = 0, 1, 3, 7  # ids of words; the tokenizer's stop token is EOS, the model's are END and EOS
 
@@ -105,6 +105,49 @@ def test_row_33_a_model_without_an_end_token_needs_one(directory: Path) -> None:
     assert tokenizer_of(directory, rollout__stop_tokens=(BOT,)).stop_tokens == (BOT,)
     with refuses("rollout.replace_stop_tokens = True: ...stop_tokens"):
         tokenizer_of(directory, rollout__replace_stop_tokens=True)
+
+
+@pytest.fixture
+def tagged(directory: Path) -> Path:
+    """Return a tokenizer of which <think>, </think> and <s> are special tokens."""
+    contents = json.loads((directory / "tokenizer.json").read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
+    for token, text in ((4, "<think>"), (10, "</think>"), (11, "<s>")):
+        contents["added_tokens"].append({"id": token, "content": text} | flags)
+    (directory / "tokenizer.json").write_text(json.dumps(contents))
+    return directory
+
+
+@pytest.mark.parametrize(("kept", "text"), [(False, "hello it"), (True, "<think> hello </think> it <s>")])
+def test_row_39_scorers_get_special_tokens_on_request(tagged: Path, kept: bool, text: str) -> None:
+    tokenizer = tokenizer_of(tagged, reward__keep_special_tokens=kept)
+    assert tokenizer.decode([4, 5, 10, 8, 11, END, EOS]) == text
+    answers = "".join(token_texts(tokenizer, [4, 5, 10, 8, 11, END, EOS]))
+    assert answers == text
+
+
+@pytest.mark.parametrize(
+    ("options", "missed"),
+    [
+        (dict(scorer="regex", pattern=r"<think>.*</think>\s*(\d+)"), "pattern = ...: </think>, <think> are cut"),
+        (dict(scorer="regex", pattern=r"\<(?:think|reason)\>(.*)"), "pattern = ...: </think>, <think> are cut"),
+        (dict(scorer="regex", pattern=r"(.*)<eos>"), "pattern = ...: <eos> are cut"),
+        (dict(scorer="regex", pattern=r"(?P<think>\d+)"), None),
+        (dict(scorer="regex", pattern=r"think of <(\d+\s)"), "pattern = ...: </think>, <think> are cut"),
+        (dict(scorer="exact", also=("format",)), r"format = \s*<think>...: </think>, <think> are cut"),
+        (dict(scorer="my_module:score"), "scorer = my_module:score: </think>, <think> are cut"),
+        (dict(scorer="exact"), None),
+        (dict(scorer="my_module:score", keep_special_tokens=True), None),
+        (dict(scorer="regex", pattern=r"<think>(.*)<eos>", keep_special_tokens=True), "pattern = ...: <eos> are cut"),
+    ],
+)
+def test_row_39_a_scorer_that_looks_for_cut_tokens_is_named(
+    tagged: Path, options: dict[str, Any], missed: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer_of(tagged, **{f"reward__{name}": value for name, value in options.items()})
+    assert len(caplog.records) == (missed is not None)
+    if missed is not None:
+        assert_refused(caplog.records[0].getMessage(), f"reward.{missed}...reward.keep_special_tokens")
 
 
 DATED = "{{ messages[0].content }} {{ 'it' if strftime_now('%Y-%m-%d %H:%M:%S') == '2026-01-02 03:04:05' else '?' }}"
