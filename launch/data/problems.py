@@ -31,7 +31,7 @@ class Problem:
     def question(self) -> str:
         """The prompt's text without system messages, normalised in case, spaces and Unicode forms, for comparison."""
         messages = self.prompt if isinstance(self.prompt, tuple) else (Message("user", self.prompt),)
-        text = " ".join(message.content for message in messages if message.role != "system")
+        text = " ".join(message.text for message in messages if message.role != "system")
         return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 

@@ -1,17 +1,38 @@
 """Prompts: text, or the messages of a conversation."""
 
 import json
-from typing import NamedTuple, TypeAlias
+from decimal import Decimal
+from typing import Any, NamedTuple, TypeAlias
 
 from launch.cli.errors import ConfigError
 from launch.data.json_lines import field_value, text_field
 
+# Fields by which an assistant calls tools. Such a message may have no content.
+CALLS = frozenset({"tool_calls", "function_call"})
+
 
 class Message(NamedTuple):
-    """One message of a conversation, for the model's chat template: role (system, user, assistant) and content."""
+    """One message of a conversation, for the model's chat template.
+
+    role:    system, user, assistant or tool.
+    content: its text; None for an assistant that only calls tools.
+    extra:   its other fields, such as tool_calls, as JSON values.
+    """
 
     role: str
-    content: str
+    content: str | None
+    extra: dict[str, Any] = {}  # noqa: RUF012, never changed
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The message as a JSON object, as `read_prompt` reads it and chat templates get it."""
+        return {"role": self.role, "content": self.content, **self.extra}
+
+    @property
+    def text(self) -> str:
+        """The message as text to display and compare: its content, then other fields as JSON."""
+        extra = [json.dumps(self.extra, sort_keys=True)] if self.extra else []
+        return "\n".join([*filter(None, [self.content]), *extra])
 
 
 Prompt: TypeAlias = str | tuple[Message, ...]
@@ -20,7 +41,8 @@ Prompt: TypeAlias = str | tuple[Message, ...]
 def read_prompt(record: dict[str, object], field: str, where: str) -> Prompt:
     """Return the prompt in a field of a JSON object: text, or a list of objects with role and content.
 
-    Raises ConfigError, naming `where`, for anything else, and if the last message is not the user's.
+    Content is text, or a list of parts of text, which are joined. Other fields that are not empty are kept. Raises
+    ConfigError, naming `where`, for anything else, and if the last message is not the user's or a tool's.
     """
     value = field_value(record, field, where)
     if not isinstance(value, list):
@@ -30,22 +52,58 @@ def read_prompt(record: dict[str, object], field: str, where: str) -> Prompt:
         raise ConfigError(
             f"{where}: field {field!r} must be text or a list of messages with role and content, not {excerpt}"
         )
-    messages = tuple(Message(text_field(each, "role", where), _content(each, where)) for each in value)
-    if messages[-1].role != "user" or not messages[-1].content:
-        raise ConfigError(f"{where}: field {field!r} must end with a non-empty message whose role is user")
+    messages = tuple(_message(each, where) for each in value)
+    asked = [message.content for message in messages if message.role == "user"]
+    if messages[-1].role not in ("user", "tool") or not asked or not asked[-1]:
+        raise ConfigError(
+            f"{where}: field {field!r} must end with a non-empty message whose role is user, or with a tool's after it"
+        )
     return messages
 
 
-def _content(message: dict[str, object], where: str) -> str:
-    """Return the content of a message, which may be empty only if the message is the system's."""
-    return "" if message.get("content") == "" else text_field(message, "content", where)
+def _message(message: dict[str, Any], where: str) -> Message:
+    others = {name: value for name, value in message.items() if name not in ("role", "content")}
+    others = {name: value for name, value in others.items() if value not in (None, [])}
+    try:
+        text = json.dumps(others, default=_number, allow_nan=False, ensure_ascii=False)
+        text.encode()
+    except (TypeError, ValueError) as error:
+        names = ", ".join(map(repr, others))
+        raise ConfigError(f"{where}: fields {names} of a message must be finite JSON values: {error}") from None
+    role, content = text_field(message, "role", where), message.get("content")
+    if content is None and role == "assistant" and CALLS & others.keys():
+        return Message(role, None, json.loads(text))
+    if isinstance(content, list):
+        content = "".join(_text_of_part(part, where) for part in content)
+        message = {"content": content}
+    return Message(role, "" if content == "" else text_field(message, "content", where), json.loads(text))
+
+
+def _text_of_part(part: Any, where: str) -> str:
+    """Return the text of a part of a content. Raises ConfigError for a part of another type or with other fields."""
+    fields = part if isinstance(part, dict) else {"text": part}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    text, kind = fields.pop("text", None), fields.pop("type", "text")
+    if kind != "text" or fields or not isinstance(text, str):
+        raise ConfigError(
+            f"{where}: field 'content' has a part of type {kind!r} with {', '.join(map(repr, fields)) or 'no text'}; "
+            "must be text, or a list of parts of text"
+        )
+    return text
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """Return the prompt as text to display: the contents of its messages, one per line."""
-    return prompt if isinstance(prompt, str) else "\n".join(message.content for message in prompt)
+    """Return the prompt as text to display: its messages, one per line."""
+    return prompt if isinstance(prompt, str) else "\n".join(message.text for message in prompt)
 
 
-def to_json(prompt: Prompt) -> str | list[dict[str, str]]:
+def to_json(prompt: Prompt) -> str | list[dict[str, Any]]:
     """Return the prompt in the form that `read_prompt` reads."""
-    return prompt if isinstance(prompt, str) else [message._asdict() for message in prompt]
+    return prompt if isinstance(prompt, str) else [message.fields for message in prompt]
+
+
+def _number(value: object) -> float:
+    """Return a number that was read from JSON as Decimal, for json.dumps. Raises TypeError for anything else."""
+    if not isinstance(value, Decimal):
+        raise TypeError(f"{type(value).__name__} is no JSON value")
+    return float(value)

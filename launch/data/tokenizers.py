@@ -1,5 +1,6 @@
 """Tokenizers: text to token ids and back."""
 
+import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -8,9 +9,12 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from launch.cli.errors import ConfigError, as_config_error
+from launch.data.chat_template import render
 from launch.data.hub import checkpoint_directory
-from launch.data.prompts import Message, Prompt
+from launch.data.prompts import CALLS, Message, Prompt
 from models.files import check_file, read_json, write_json
+
+logger = logging.getLogger(__name__)
 
 # Files of a tokenizer, which a checkpoint holds beside its weights.
 TOKENIZER_FILES = (
@@ -146,6 +150,7 @@ class HuggingFaceTokenizer:
         # Ids may have gaps, so there may be fewer tokens than the highest id suggests.
         self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
         self._directory, self._skips_special = directory, not keep_special_tokens
+        self._warned = set[str]()
         self.stop_tokens: tuple[int, ...] = _stop_tokens(self._tokenizer, local)
 
     def encode(self, text: str) -> list[int]:
@@ -163,29 +168,40 @@ class HuggingFaceTokenizer:
         return sorted(text for text, token in tokens.items() if not self.decode([token]))
 
     def chat(self, prompt: Prompt) -> list[int]:
-        """Return the ids of a prompt. The instruction is applied to the last message, which is the user's."""
+        """Return the ids of a prompt. The instruction is applied to the user's last message."""
         if self._tokenizer.chat_template is None:
             return self._tokenizer.encode(self._instruction.format(prompt=_only_text(prompt)))
-        *earlier, last = (Message("user", prompt),) if isinstance(prompt, str) else prompt
-        if self._system_prompt is not None and not any(message.role == "system" for message in earlier):
-            earlier = [Message("system", self._system_prompt), *earlier]
-        question = Message("user", self._instruction.format(prompt=last.content))
+        messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
+        if self._system_prompt is not None and not any(message.role == "system" for message in messages):
+            messages.insert(0, Message("system", self._system_prompt))
+        asked = max((i for i, message in enumerate(messages) if message.role == "user"), default=-1)
+        question = self._instruction.format(prompt=messages[asked].content)
+        messages[asked] = messages[asked]._replace(content=question)
         try:
-            kwargs = self._template_kwargs
-            template = self._tokenizer.get_chat_template(kwargs.get("chat_template"), kwargs.get("tools"))
-            _fix_time(template, self._template_time)
-            return self._tokenizer.apply_chat_template(
-                [message._asdict() for message in (*earlier, question)],
-                add_generation_prompt=True,
-                return_dict=False,
-                **kwargs | {"chat_template": template},
-            )
+            fields = [message.fields for message in messages]
+            ids, template = render(self._tokenizer, fields, self._template_kwargs, self._template_time)
         except Exception as error:  # a template is a program, which may raise anything
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise ConfigError(
                 f"model.path = {self._directory}: its chat template fails: {reason}; correct it, or remove it to send "
                 "the prompt unchanged"
             ) from error
+        self._check_fields({name for message in messages for name in message.extra if name not in template})
+        return ids
+
+    def _check_fields(self, unread: set[str]) -> None:
+        """Raise ConfigError for calls of tools that the template does not read. Warn once of other fields."""
+        owner = f"the chat template of model.path = {self._directory}"
+        if calls := unread & CALLS:
+            raise ConfigError(
+                f"data.prompt_field: messages have {', '.join(sorted(calls))}, which {owner} does not read; must have "
+                "text in their place"
+            )
+        if unread := unread - self._warned:
+            self._warned |= unread
+            logger.warning(
+                "data.prompt_field: %s does not read fields of messages: %s", owner, ", ".join(sorted(unread))
+            )
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
@@ -226,18 +242,16 @@ def _load(directory: Path) -> Any:
             f"model.path = {directory}: its tokenizer needs transformers: pip install 'specjax[hf]'"
         ) from None
     try:
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        # Without trust_remote_code, transformers may ask on stdin whether to run the model's own code.
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # transformers raises many types
+        if "trust_remote_code" in str(error):
+            raise ConfigError(
+                f"model.path = {directory}: its tokenizer needs code of its own (auto_map in tokenizer_config.json), "
+                "which is never run; must be a tokenizer that transformers has"
+            ) from None
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(f"model.path = {directory}: cannot load a tokenizer from it: {reason}") from error
-
-
-def _fix_time(template: str, time: datetime) -> None:
-    """Let strftime_now of a chat template give this time. transformers passes no functions on to templates."""
-    from transformers.utils import chat_template_utils
-
-    # The compiled template is cached.
-    chat_template_utils._compile_jinja_template(template).globals["strftime_now"] = time.strftime
 
 
 def _checked(instruction: str) -> str:

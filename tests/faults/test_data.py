@@ -86,13 +86,13 @@ def test_row_09_half_a_surrogate_pair_is_named(tmp_path: Path, field: str) -> No
 
 def test_row_09_a_byte_order_mark_is_not_text_and_a_system_message_may_be_empty(tmp_path: Path) -> None:
     chat = (Message("system", ""), Message("user", "hello"))
-    records = {"q": "x", "a": 1}, {"q": [message._asdict() for message in chat], "a": "1"}
+    records = {"q": "x", "a": 1}, {"q": to_json(chat), "a": "1"}
     path = jsonl(tmp_path / "a.jsonl", *records, mark="\ufeff")
     assert read_problems(path, "q", "a") == [Problem(prompt=prompt, answer="1") for prompt in ("x", chat)]
 
 
 def test_row_09_messages_and_nested_fields_are_read(tmp_path: Path) -> None:
-    record = {"prompt": list(map(Message._asdict, CHAT)), "reward_model": {"ground_truth": 18}, "a.b": "dotted"}
+    record = {"prompt": to_json(CHAT), "reward_model": {"ground_truth": 18}, "a.b": "dotted"}
     path = jsonl(tmp_path / "a.jsonl", record)
     (problem,) = read_problems(path, "prompt", "reward_model.ground_truth", "a.b")
     assert problem == Problem(prompt=CHAT, answer="18", solution="dotted")
@@ -108,7 +108,7 @@ def test_row_09_messages_and_nested_fields_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "messages",
     [[], ["x"], [{}], [{"role": "user"}], [{"role": "user", "content": None}], [{"role": 1.5, "content": [1]}]]
-    + [[Message("user", "x")._asdict(), Message("assistant", "y")._asdict()], [{"role": "user", "content": " "}]]
+    + [to_json((Message("user", "x"), Message("assistant", "y"))), [{"role": "user", "content": " "}]]
     + [[{"role": "user", "content": ""}]],
 )
 def test_row_09_messages_of_another_shape_are_named(tmp_path: Path, messages: object) -> None:

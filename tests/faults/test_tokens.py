@@ -1,6 +1,7 @@
 """Faults between text and tokens: stop tokens, special tokens, messages and chat templates."""
 
 import json
+import signal
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -14,7 +15,9 @@ import pytest
 from configs.override import override
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
-from launch.data.problems import Problem
+from launch.data import chat_template
+from launch.data.problems import Problem, read_problems
+from launch.data.prompts import to_json
 from launch.data.responses import load_answers, worked_solutions
 from launch.data.tokenizers import Tokenizer, state_stop_tokens, token_texts
 from launch.rewards.reward_fn import traced_exact
@@ -25,7 +28,7 @@ from launch.setup.experiment import build_experiment
 from launch.setup.problems import build_tokenizer
 from specjax.types import Prompts, Rollout
 from tests.launch.programs import SMALLEST
-from tests.launch.tokenizer_files import change, write_word_tokenizer
+from tests.launch.tokenizer_files import WORDS, change, write_word_tokenizer
 from tests.refusals import assert_refused, refuses
 
 EOS, END, BOT, BOX = 0, 1, 3, 7  # ids of words; the tokenizer's stop token is EOS, the model's are END and EOS
@@ -185,3 +188,122 @@ def test_row_32_two_tokenizers_of_one_template_have_times_of_their_own(directory
     assert [old.chat("hello"), new.chat("hello"), old.chat("hello")] == [[5, 8], [5, 9], [5, 8]]
     with refuses("data.chat_template_time = yesterday: ...2026-11-28T09:30:00"):
         tokenizer_of(directory, data__chat_template_time="yesterday")
+
+
+CALLING = (
+    "{% for m in messages %}<user> {{ m.content or '' }} "
+    "{% for call in m.tool_calls or [] %}box {{ call.function.name }} "
+    "{{ '?' if call.function.arguments.x == 1.5 }} {% endfor %}{% endfor %}<bot>"
+)
+CALL = {"type": "function", "function": {"name": "it", "arguments": {"x": 1.5}}}
+ASKED = {"role": "user", "content": "hello"}
+
+
+def read(directory: Path, *messages: object) -> Problem:
+    path = directory / "problems.jsonl"
+    path.write_text(json.dumps({"q": messages, "a": "1"}))
+    return read_problems(path, "q", "a")[0]
+
+
+@pytest.mark.parametrize(
+    ("message", "text"),
+    [
+        ({"role": "assistant", "content": None, "tool_calls": [CALL]}, "<user> box it ?"),
+        ({"role": "assistant", "tool_calls": [CALL], "name": None, "refusal": []}, "<user> box it ?"),
+        ({"role": "assistant", "content": "", "tool_calls": [CALL, CALL]}, "<user> box it ? box it ?"),
+        ({"role": "assistant", "content": [{"type": "text", "text": "wor"}, "ld"]}, "<user> world"),
+        ({"role": "tool", "content": [{"type": "text", "text": "world", "image": None}]}, "<user> world"),
+    ],
+)
+def test_row_40_messages_reach_the_template_as_they_are(
+    directory: Path, message: dict[str, object], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    change(directory / "tokenizer_config.json", chat_template=CALLING)
+    problem = read(directory, ASKED, message, ASKED)
+    tokenizer = tokenizer_of(directory, data__instruction="{prompt} world")
+    assert " ".join(WORDS[i] for i in tokenizer.chat(problem.prompt)) == f"<user> hello {text} <user> hello world <bot>"
+    (directory / "again.jsonl").write_text(json.dumps({"q": to_json(problem.prompt), "a": "1"}))
+    assert read_problems(directory / "again.jsonl", "q", "a") == [problem]
+    assert problem.question != read(directory, ASKED, {"role": "assistant", "content": "?"}, ASKED).question
+    assert not caplog.records
+
+
+def test_row_40_a_result_of_a_tool_may_come_last(directory: Path) -> None:
+    change(directory / "tokenizer_config.json", chat_template=CALLING)
+    call = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    problem = read(directory, ASKED, call, {"role": "tool", "content": "world", "tool_call_id": "1"})
+    tokenizer = tokenizer_of(directory, data__instruction="{prompt} box")
+    assert " ".join(WORDS[i] for i in tokenizer.chat(problem.prompt)) == (
+        "<user> hello box <user> box it ? <user> world <bot>"
+    )
+
+
+@pytest.mark.parametrize(
+    ("message", "named"),
+    [
+        ({"role": "assistant", "content": None, "tool_calls": []}, "field 'content'"),
+        ({"role": "assistant", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "'image_url'"),
+        ({"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"b": 1}}]}, "'cache_control'"),
+        ({"role": "user", "content": [{"type": "text"}]}, "'text'"),
+        ({"role": "user", "content": [1]}, "'text'"),
+        ({"role": "user", "content": []}, ""),
+        ({"role": "user", "content": None, "tool_calls": [CALL]}, "field 'content'"),
+        ({"role": "assistant", "content": "x", "tool_calls": [{"x": float("nan")}]}, "'tool_calls'"),
+        ({"role": "assistant", "content": "x", "name": "a\ud83d"}, "'name'"),
+    ],
+)
+def test_row_40_what_a_template_cannot_get_is_refused_by_name(
+    directory: Path, message: dict[str, object], named: str
+) -> None:
+    with refuses(f"/...problems.jsonl:1: ...{named}", ConfigError):
+        read(directory, message, ASKED, message)
+
+
+def test_row_40_fields_that_the_template_does_not_read_are_named(
+    directory: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = tokenizer_of(directory)
+    for _ in range(2):
+        tokenizer.chat(read(directory, ASKED | {"weight": 0}).prompt)
+    (record,) = caplog.records
+    assert_refused(record.getMessage(), f"data.prompt_field: ...model.path = {directory}...weight")
+    with refuses(f"data.prompt_field: ...tool_calls...model.path = {directory}", ConfigError):
+        tokenizer.chat(read(directory, ASKED, {"role": "assistant", "tool_calls": [CALL]}, ASKED).prompt)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{{ 9 ** (9 ** 9) }}",
+    ],
+)
+def test_row_47_a_template_that_never_ends_is_one_line(
+    directory: Path, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat_template, "LIMIT_S", 0.2)
+    tokenizer = tokenizer_of(directory)
+    before = signal.getsignal(signal.SIGVTALRM)
+    tokenizer.chat("hello")
+    change(directory / "tokenizer_config.json", chat_template=template)
+    with refuses(f"model.path = {directory}: ...0.2 s", ConfigError):
+        tokenizer_of(directory).chat("hello")
+    assert signal.getsignal(signal.SIGVTALRM) == before and signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
+
+
+@pytest.mark.parametrize("auto_map", [{"AutoTokenizer": [None, "tok.Tok"]}, {"AutoTokenizer": ["a/b--tok.Tok", None]}])
+def test_row_45_code_of_a_model_is_never_run_nor_asked_for(
+    directory: Path, auto_map: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asks on stdin"))
+    (directory / "tok.py").write_text(f"open({str(directory / 'ran')!r}, 'w')")
+    # Code of a model is not needed for its tokenizer.
+    (directory / "config.json").write_text(
+        json.dumps({"model_type": "own", "auto_map": {"AutoConfig": "tok.Config"}, "eos_token_id": EOS})
+    )
+    assert tokenizer_of(directory).encode("hello") == [5]
+    change(directory / "tokenizer_config.json", auto_map=auto_map, tokenizer_class="Tok")
+    with refuses(f"model.path = {directory}: ...code of its own...never run", ConfigError):
+        tokenizer_of(directory)
+    assert not (directory / "ran").exists()

@@ -23,7 +23,8 @@ def load(checkpoint: PeerCheckpoint) -> tuple[PeerSampler, ...]:
     on_gpu = jax.default_backend() == "gpu" and torch.cuda.is_available()
 
     def model(**options: Any) -> Any:
-        network = transformers.AutoModelForCausalLM.from_pretrained(checkpoint.directory, dtype="auto", **options)
+        options |= dict(dtype="auto", trust_remote_code=False)
+        network = transformers.AutoModelForCausalLM.from_pretrained(checkpoint.directory, **options)
         return network.to("cuda" if on_gpu else "cpu").eval()
 
     policy, assistant = model(), model(num_hidden_layers=1)
