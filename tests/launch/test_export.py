@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import launch.export
+from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.run.export import made_for
 from launch.setup.experiment import Experiment, build_experiment
@@ -28,7 +29,7 @@ from specjax.train.state import init_train_state
 from specjax.types import PyTree
 from tests.launch.programs import Options, Refusal, argv
 from tests.launch.run_directories import write_lines
-from tests.refusals import assert_refused
+from tests.refusals import assert_refused, refuses
 
 ONE = make_mesh(MeshConfig())
 PREDICTED, PREDICTED_AT = "draft/predicted_acceptance", {1: 0.25, 2: 0.75}
@@ -113,6 +114,9 @@ def test_a_policy_is_as_published(shrunk: Options, files: Path, tmp_path: Path, 
     assert (fields["bos_token_id"], fields["eos_token_id"], fields["tie_word_embeddings"]) == (1, 0, False)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (out / name).read_bytes() == (source / name).read_bytes()
+    other = options | own | {"--out": str(tmp_path / "other"), "--rollout.stop-tokens": "3"}
+    with refuses("rollout.stop_tokens = [0, 1, 3]: ...[0, 1]", ConfigError):
+        launch.export.main(argv("gsm8k", other))
 
 
 @pytest.mark.slow
