@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal
 from configs.schema.functions import check_function
 from specjax.options import Options, Positive, at_least, at_most, show
 
+# One path, or several to read one after the other.
+Paths = tuple[str, ...] | str
 Terms = Annotated[int, at_least(2), at_most(64)]
 
 
@@ -35,8 +37,8 @@ class DataConfig(Options):
     A name on the hub is org/name[@revision][:[subset/]split].
 
     Attributes:
-        train:             Training problems: a file (JSONL, JSON, CSV, parquet) or a name on the hub. None: those of
-                           `function` or `arithmetic`.
+        train:             Training problems: files (JSONL, JSON, CSV, parquet), folders of them, or names on the
+                           hub. None: those of `function` or `arithmetic`.
         function:          Your own problems, as package.module:name. It takes the seed and returns two lists of
                            Problem, for training and held out.
         held_out:          Problems to evaluate on. None: those of `function`, or the last of train.
@@ -56,9 +58,9 @@ class DataConfig(Options):
         arithmetic:        The built-in task.
     """
 
-    train: str | None = None
+    train: Paths | None = None
     function: str | None = None
-    held_out: str | None = None
+    held_out: Paths | None = None
     held_out_count: Positive = 256
     prompt_field: str = "question"
     answer_field: str = "answer"
@@ -76,6 +78,9 @@ class DataConfig(Options):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_function("function", self.function)
+        for name in ("train", "held_out"):
+            if not all(getattr(self, name) or ()) or getattr(self, name) in ("", ()):
+                raise ValueError(f"{name} = {show(getattr(self, name))}: must be paths, or None")
         given = self.chat_template_kwargs
         try:
             kept = isinstance(given, dict) and json.loads(json.dumps(given)) == given

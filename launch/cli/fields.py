@@ -38,7 +38,7 @@ class Field:
     @property
     def metavar(self) -> str:
         """Return the form of the option's value for --help; a repeated item is shown once."""
-        return "|".join(map(_shape, self.kinds))
+        return "|".join(dict.fromkeys(map(_shape, self.kinds)))
 
     def add_to(self, parser: argparse.ArgumentParser | argparse._ArgumentGroup, positional: bool = False) -> None:
         """Add the field to a parser or an argument group, as an option or as a positional argument."""

@@ -34,8 +34,8 @@ _NAMES = {
         rf"(?P<repo>{_PART}/{_PART})(?:@(?P<revision>{_REVISION}))?(?::(?:(?P<subset>[^/:@]+)/)?(?P<split>[^/:@]+))?"
     ),
 }
-# A path with one of these endings is a file of problems, even if it does not exist.
-_FILES = (".csv", ".json", ".jsonl", ".parquet")
+# Endings of files of problems, in any case. A path with one of them is a file, even if it does not exist.
+DATA_FILES = (".csv", ".csv.gz", ".json", ".json.gz", ".jsonl", ".jsonl.gz", ".parquet")
 # Files of a checkpoint, all in the repository's top directory. consolidated*: a second copy of the same weights.
 CHECKPOINT_FILES = ("*.safetensors", "*.json", "chat_template.jinja", "merges.txt", "tokenizer.model")
 _NOT_FETCHED = ("*/*", "consolidated*")
@@ -66,9 +66,14 @@ class HubName:
 def hub_name(path: str, kind: Kind) -> HubName | None:
     """Return the hub name in an option's value; None if a local path exists, or if the value has no name's form."""
     match = _NAMES[kind].fullmatch(path)
-    if match is None or os.path.lexists(path) or path.endswith(_FILES):
+    if match is None or os.path.lexists(path) or data_file_ending(path):
         return None
     return HubName(kind, **match.groupdict())
+
+
+def data_file_ending(path: str) -> str:
+    """Return the ending of a file of problems, in lower case; "" if the path has none of them."""
+    return next((ending for ending in DATA_FILES if path.lower().endswith(ending)), "")
 
 
 def checkpoint_directory(option: str, path: str | Path) -> Path:

@@ -1,7 +1,9 @@
 """Readers of JSON and JSONL files, and a writer of JSONL files (one JSON object per line)."""
 
+import gzip
 import json
 import math
+import zlib
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -9,6 +11,9 @@ from typing import Any, Literal
 
 from launch.cli.errors import ConfigError
 from specjax.parallel import processes
+
+# First bytes of a file that gzip has compressed.
+_GZIP = b"\x1f\x8b"
 
 
 class JsonLinesWriter:
@@ -54,13 +59,17 @@ def read_lines(path: str | Path) -> Iterator[tuple[dict[str, object], str]]:
 
 
 def read_text(path: str | Path) -> str:
-    """Return the text of a file without its byte order mark. Raises ConfigError if it cannot be read."""
+    """Return the text of a file, which gzip may have compressed, without its byte order mark.
+
+    Raises ConfigError if it cannot be read.
+    """
     try:
-        return Path(path).read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: must be UTF-8 text") from None
+        contents = Path(path).read_bytes()
+        return (gzip.decompress(contents) if contents.startswith(_GZIP) else contents).decode("utf-8-sig")
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        if isinstance(error, UnicodeDecodeError):
+            raise ConfigError(f"{path}: must be UTF-8 text, plain or compressed by gzip") from None
+        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def text_field(record: dict[str, object], field: str, where: str) -> str:

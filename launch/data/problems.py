@@ -1,14 +1,17 @@
 """Problems to train and evaluate on: the type, a reader, and the split into training and held-out problems."""
 
+import logging
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from launch.cli.errors import ConfigError
 from launch.data.json_lines import text_field
-from launch.data.prompts import Message, Prompt, read_prompt
+from launch.data.prompts import Message, Prompt, prompt_text, read_prompt
 from launch.data.records import read_records
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,46 +35,77 @@ class Problem:
         """The prompt's text without system messages, normalised in case, spaces and Unicode forms, for comparison."""
         messages = self.prompt if isinstance(self.prompt, tuple) else (Message("user", self.prompt),)
         text = " ".join(message.text for message in messages if message.role != "system")
-        return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+        return _normalised(text)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The whole prompt, normalised as in `question`, and the answer. Problems of equal keys are the same."""
+        return _normalised(prompt_text(self.prompt)), self.answer
 
 
 def read_problems(
-    path: str | Path,
+    paths: str | Path | Sequence[str],
     prompt_field: str,
     answer_field: str,
     solution_field: str | None = None,
     answer_after: str | None = None,
     *,
     option: str = "data.train",
+    distinct: bool = False,
 ) -> list[Problem]:
-    """Read problems from a file (JSONL, JSON, CSV, parquet), or from a data set on the hub (see launch.data.hub).
+    """Read problems from files (JSONL, JSON, CSV, parquet), folders of them, or data sets on the hub (launch.data.hub).
 
     Answer and solution are text or numbers; a prompt may also be a list of messages. `a.b` names a field within one.
 
     answer_after: a marker, "####" for GSM8K. The answer is the text after its last occurrence in the answer field.
     option:       for error messages. A data set without a split is read from its split train for data.train, and from
                   test for other options.
+    distinct:     keep one of several equal problems (`distinct_problems`).
 
     Raises ConfigError for invalid input; the message names the file, and the line if there is one.
     """
-    problems = []
-    for record, where in read_records(option, path, "train" if option == "data.train" else "test"):
-        answer = text_field(record, answer_field, where)
-        if answer_after is not None:
-            _, marker, answer = answer.rpartition(answer_after)
-            if not marker or not answer.strip():
-                raise ConfigError(f"{where}: field {answer_field!r}: must hold an answer after {answer_after!r}")
-        problems.append(
-            Problem(
+
+    def read() -> Iterator[Problem]:
+        for record, where in read_records(option, paths, "train" if option == "data.train" else "test"):
+            answer = text_field(record, answer_field, where)
+            if answer_after is not None:
+                _, marker, answer = answer.rpartition(answer_after)
+                if not marker or not answer.strip():
+                    raise ConfigError(f"{where}: field {answer_field!r}: must hold an answer after {answer_after!r}")
+            yield Problem(
                 prompt=read_prompt(record, prompt_field, where),
                 answer=answer.strip(),
                 solution=None if solution_field is None else text_field(record, solution_field, where),
                 source=where,
             )
-        )
+
+    name = paths if isinstance(paths, str | Path) else " ".join(paths)
+    problems = distinct_problems(read(), f"{option} = {name}") if distinct else [*read()]
     if not problems:
-        raise ConfigError(f"{path}: must hold at least one problem")
+        raise ConfigError(f"{name}: must hold at least one problem")
     return problems
+
+
+def distinct_problems(problems: Iterable[Problem], owner: str) -> list[Problem]:
+    """Return the problems without those that repeat the prompt and answer of an earlier one. Log how many there were.
+
+    Public files hold each problem up to 100 times, one for each sample. Problems that repeat only the prompt are kept,
+    and counted in the log. owner: option and file, for the log.
+    """
+    kept: dict[tuple[str, str], Problem] = {}
+    repeats = 0
+    for problem in problems:
+        repeats += kept.setdefault(problem.key, problem) is not problem
+    if repeats:
+        total = repeats + len(kept)
+        logger.warning("%s: %d of %d problems dropped: each repeats an earlier one", owner, repeats, total)
+    if contradictory := len(kept) - len({prompt for prompt, _ in kept}):
+        logger.warning("%s: %d problems have the prompt of an earlier one, but another answer", owner, contradictory)
+    return [*kept.values()]
+
+
+def _normalised(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def split(problems: Sequence[Problem], held_out: int) -> tuple[list[Problem], list[Problem]]:
@@ -92,6 +126,12 @@ def split(problems: Sequence[Problem], held_out: int) -> tuple[list[Problem], li
             f"{len(problems) - held_out} problems have the same prompts as held-out ones; must be smaller"
         )
     return train, held_out_problems
+
+
+def describe_repeats(problems: Sequence[Problem]) -> str | None:
+    """Return a one-line warning if problems repeat earlier ones, else None."""
+    repeats = len(problems) - len({problem.key for problem in problems})
+    return f"{repeats} of {len(problems)} problems repeat an earlier one" if repeats else None
 
 
 def describe_leak(train: Sequence[Problem], held_out: Sequence[Problem]) -> str | None:

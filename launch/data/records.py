@@ -1,44 +1,42 @@
-"""Records of problems: JSON, JSONL, CSV and parquet files, and data sets on the hub."""
+"""Records of problems, from JSON, JSONL, CSV and parquet files."""
 
 import csv
 import io
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from launch.cli.console import console
+import numpy as np
+
 from launch.cli.errors import ConfigError
-from launch.data.hub import HubName, fetch, hub_name
+from launch.data.data_files import data_files, one_line
+from launch.data.hub import data_file_ending
 from launch.data.json_lines import read_lines, read_text
 from models.files import optional
 
 Records = Iterator[tuple[dict[str, Any], str]]
-# Fetched if a data set's README.md does not say which files hold which split.
-_DATA_FILES = ("*.parquet", "*.jsonl", "*.json", "*.csv")
-# README.md is not trusted: it may name any file.
-_NEVER_FETCHED = ("*.py", "*.pyc", "*.so", "*.sh", "*.pkl", "*.pickle", "*.pt", "*.pth", "*.bin", "*.npy", "*.npz")
 
 
-def read_records(option: str, path: str | Path, split: str) -> Records:
-    """Yield (record, place) for each record of a file or of a data set on the hub. The place is for error messages.
+def read_records(option: str, paths: str | Path | Sequence[str], split: str) -> Records:
+    """Yield (record, place) for each record of files, folders or data sets on the hub. The place is for error messages.
 
-    The format follows from the file's name: .csv, .parquet, and JSON otherwise (an array of objects, or one object per
-    line). Raises ConfigError, naming the option or the place, if the records cannot be read.
+    The format of a file follows from its name: .csv, .parquet, and JSON otherwise (an array of objects, or one object
+    per line). Text may be compressed by gzip.
+    Raises ConfigError, naming the option or the place, if the records cannot be read.
 
-    split: split to read if the data set's name gives none.
+    split: split to read if a data set's name gives none.
     """
-    name = hub_name(str(path), "dataset")
-    if name is not None:
-        return _data_set(option, replace(name, split=name.split or split))
-    suffix = Path(path).suffix
-    if suffix == ".csv":
+    for path in [paths] if isinstance(paths, str | Path) else paths:
+        for file in data_files(option, path, split):
+            yield from _file(file)
+
+
+def _file(path: str | Path) -> Records:
+    ending = data_file_ending(str(path))
+    if ending.startswith(".csv"):
         return _csv(path)
-    if suffix == ".parquet":
-        if not Path(path).is_file():
-            raise ConfigError(f"{path}: cannot be read: no such file")
-        return _rows(str(path), "parquet", str(path), "train")
-    return read_lines(path)
+    return _parquet(path) if ending == ".parquet" else read_lines(path)
 
 
 def _csv(path: str | Path) -> Records:
@@ -54,81 +52,47 @@ def _csv(path: str | Path) -> Records:
         raise ConfigError(f"{path}:{rows.reader.line_num}: not CSV: {error}") from None
 
 
-def _data_set(option: str, name: HubName) -> Records:
-    """Yield the rows of a split. Fetches only its own files if README.md lists them, else all data files."""
-    commit = fetch(option, name, ("README.md",)).name
-    name = replace(name, revision=commit)
-    subset_and_patterns = _stated_files(option, name)
-    assert name.split is not None
-    if subset_and_patterns is None:
-        directory = fetch(option, name, ("README.md", *_DATA_FILES))
-        console.print(f"{option} = {name}")
-        yield from _rows(f"{option} = {name}", str(directory), None, name.split, name.subset)
-        return
-    subset, patterns = subset_and_patterns
-    directory = fetch(option, name, patterns, _NEVER_FETCHED)
-    paths = [path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()]
-    files = sorted(optional("huggingface_hub.utils").filter_repo_objects(paths, allow_patterns=list(patterns)))
-    if not files:
-        raise ConfigError(f"{option} = {name}: README.md lists {', '.join(patterns)}, but no file matches")
-    split, name = name.split, replace(name, subset=subset)
-    console.print(f"{option} = {name}")
-    yield from _rows(f"{option} = {name}", str(directory), {split: files}, split)
-
-
-def _stated_files(option: str, name: HubName) -> tuple[str, tuple[str, ...]] | None:
-    """Return (subset, patterns of the split's files) from README.md; None if it does not list them.
-
-    If the name has no subset, the default one is used, or else the first. Raises ConfigError for an unknown subset or
-    split, and if README.md is malformed.
-    """
-    readme = fetch(option, name, ("README.md",)) / "README.md"
+def _parquet(path: str | Path) -> Records:
+    """Yield the rows of a parquet file, by column."""
     try:
-        fields = optional("huggingface_hub").metadata_load(readme) if readme.is_file() else None
-        subsets = {each["config_name"]: _splits(each.get("data_files")) for each in (fields or {}).get("configs", ())}
-        defaults = [each["config_name"] for each in (fields or {}).get("configs", ()) if each.get("default")]
-    except Exception as error:  # the file may hold anything
-        raise ConfigError(f"{option} = {name}: malformed `configs` in README.md: {_one_line(error)}") from error
-    subset = name.subset or next(iter([*defaults, *({"default"} & subsets.keys()), *subsets]), None)
-    if not subsets or subset is None:
-        return None
-    if subset not in subsets:
-        raise ConfigError(f"{option} = {name}: no subset {subset}; must be one of {', '.join(subsets)}")
-    splits = subsets[subset]
-    if splits is None:
-        return None
-    if name.split not in splits:
-        raise ConfigError(f"{option} = {name}: {subset} has no split {name.split}; must be one of {', '.join(splits)}")
-    return subset, splits[name.split]
-
-
-def _splits(files: Any) -> dict[str, tuple[str, ...]] | None:
-    """Return the patterns of each split, from the `data_files` of a subset in README.md."""
-    if files is None:
-        return None
-    entries: list[Any] = [files] if isinstance(files, str) else files
-    if all(isinstance(entry, str) for entry in entries):
-        return {"train": tuple(entries)}
-    paths = {entry["split"]: entry["path"] for entry in entries}
-    return {split: (path,) if isinstance(path, str) else tuple(path) for split, path in paths.items()}
-
-
-def _rows(owner: str, source: str, files: Any, split: str, subset: str | None = None) -> Records:
-    """Yield rows as the library `datasets` reads them, without a copy in its cache. owner: named in error messages."""
-    try:
-        datasets = optional("datasets")
+        parquet = optional("pyarrow.parquet")
     except ImportError as error:
-        raise ConfigError(f"{owner}: {error}") from None
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it also raises what it logs
+        raise ConfigError(f"{path}: {error}") from None
+    number = 0
     try:
-        rows = datasets.load_dataset(source, subset, data_files=files, split=split, streaming=True)
-        for number, row in enumerate(rows, start=1):
-            yield row, f"{owner}: row {number}"
-    except ConfigError:
-        raise
-    except Exception as error:  # from the reader of any format
-        raise ConfigError(f"{owner}: cannot be read: {_one_line(error)}") from error
+        # Open the file here: pyarrow takes some paths for addresses.
+        with Path(path).open("rb") as file:
+            for batch in parquet.ParquetFile(file).iter_batches(batch_size=1024):
+                columns = [_values(column) for column in batch.columns]
+                for values in zip(*columns, strict=True):
+                    number += 1
+                    yield dict(zip(batch.schema.names, values, strict=True)), f"{path}: row {number}"
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or one_line(error)}") from None
+    except Exception as error:  # pyarrow raises many types
+        raise ConfigError(f"{path}: cannot be read: {one_line(error)}") from error
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+def _values(column: Any) -> list[Any]:
+    """Return the values of a column of pyarrow."""
+    values = column.to_pylist()
+    return [_as_written(value, column.type) for value in values] if "float" in str(column.type) else values
+
+
+def _as_written(value: Any, kind: Any) -> Any:
+    """Return the value with each number of 16 or 32 bits as the shortest decimal that its own type tells apart.
+
+    In float64 it has further digits, such as 1234.56005859375 for 1234.56, which no answer of a model equals.
+    """
+    types = optional("pyarrow").types
+    if value is None:
+        return None
+    if types.is_float16(kind) or types.is_float32(kind):
+        return Decimal(str((np.float16 if types.is_float16(kind) else np.float32)(value)))
+    if types.is_struct(kind):
+        return {field.name: _as_written(value[field.name], field.type) for field in kind}
+    if types.is_dictionary(kind):
+        return _as_written(value, kind.value_type)
+    if isinstance(value, list) and not types.is_map(kind):
+        return [_as_written(item, kind.value_type) for item in value]
+    return value

@@ -38,29 +38,37 @@ def with_commits(config: RunConfig, run: str | Path | None = None, starts: bool 
             commit, also if the hub has a newer one. The time is the run's too. None: no run.
     starts: fix the time if no run has one, because a run starts.
     """
-    return override(config, processes.on_primary(lambda: _pinned(config, run, starts)))
+    values = processes.on_primary(lambda: _pinned(config, run, starts))
+    # JSON, which processes exchange, has lists for tuples.
+    return override(config, {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
-def _pinned(config: RunConfig, run: str | Path | None, starts: bool) -> dict[str, str | None]:
+def _pinned(config: RunConfig, run: str | Path | None, starts: bool) -> dict[str, Any]:
     """Return the names with their commits, and the time, by option."""
     path = None if run is None else Path(run) / CONFIG_FILE
     recorded = read_recorded(path, "checkpoint") if path is not None and path.exists() else {}
-    values = dict[str, str | None]()
+    values = dict[str, Any]()
     for option, kind in READ.items():
         section, _, field = option.partition(".")
         given = getattr(getattr(config, section), field)
         if given is not None:
-            values[option] = _of_run(given, recorded.get(option), kind) or with_commit(given, kind)
+            theirs = recorded.get(option)
+            theirs = theirs if isinstance(theirs, list) else [theirs]
+            pinned = [
+                _of_run(path, theirs, kind) or with_commit(path, kind)
+                for path in ([given] if isinstance(given, str) else given)
+            ]
+            values[option] = pinned[0] if isinstance(given, str) else tuple(pinned)
     if config.data.tokenizer == "checkpoint" and config.data.chat_template_time is None:
         now = datetime.now().isoformat(timespec="seconds") if starts else None
         values["data.chat_template_time"] = recorded.get("data.chat_template_time") or now
     return values
 
 
-def _of_run(given: str, recorded: Any, kind: Kind) -> str | None:
-    """Return the name that the run recorded if it is the given one but for its commit; None otherwise."""
+def _of_run(given: str, recorded: list[Any], kind: Kind) -> str | None:
+    """Return the name that the run recorded if one is the given name but for its commit; None otherwise."""
     name = hub_name(given, kind)
-    theirs = hub_name(recorded, kind) if isinstance(recorded, str) else None
-    if name is None or theirs is None or name.revision is not None:
+    if name is None or name.revision is not None:
         return None
-    return recorded if (name.repo, name.subset, name.split) == (theirs.repo, theirs.subset, theirs.split) else None
+    names = {path: hub_name(path, kind) for path in recorded if isinstance(path, str)}
+    return next((path for path, theirs in names.items() if theirs and replace(theirs, revision=None) == name), None)

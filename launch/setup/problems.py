@@ -11,7 +11,7 @@ from configs.schema.functions import is_function
 from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
 from launch.data.arithmetic import ALPHABET, arithmetic
-from launch.data.problems import Problem, describe_leak, read_problems, split
+from launch.data.problems import Problem, describe_leak, describe_repeats, read_problems, split
 from launch.data.tokenizers import (
     ByteTokenizer,
     CharacterTokenizer,
@@ -100,15 +100,18 @@ def build_problems(config: RunConfig) -> Problems:
     """
     data, held_out = config.data, None
     if data.train is not None:
-        problems = load_problems(data.train, data, "data.train")
+        problems = load_problems(data.train, data, "data.train", distinct=True)
     elif data.function is not None:
         problems, held_out = call_function(data.function, config.seed)
+        for part in problems, held_out:
+            if (repeats := describe_repeats(part)) is not None:
+                logger.warning("data.function = %s: %s", data.function, repeats)
     elif (task := data.arithmetic) is not None:
         problems = arithmetic(config.seed, task.problems, task.min_terms, task.max_terms, task.max_value)
     else:
         raise ConfigError("data.train = None: must be a file of problems or a name on the hub, or set data.function")
     if data.held_out is not None:
-        held_out = load_problems(data.held_out, data, "data.held_out")
+        held_out = load_problems(data.held_out, data, "data.held_out", distinct=True)
     if held_out is None:
         return Problems(*split(problems, data.held_out_count))
     if (leak := describe_leak(problems, held_out)) is not None:
@@ -133,7 +136,10 @@ def call_function(name: str, seed: int) -> tuple[list[Problem], list[Problem]]:
     return train, held_out
 
 
-def load_problems(path: str, data: DataConfig, option: str) -> list[Problem]:
-    """Read the problems of a file or data set, with the field names of the data section. option: names `path`."""
+def load_problems(paths: str | Sequence[str], data: DataConfig, option: str, distinct: bool = False) -> list[Problem]:
+    """Read the problems of files or data sets, with the field names of the data section. option: names `paths`.
+
+    distinct: keep one of several equal problems.
+    """
     fields = data.prompt_field, data.answer_field, data.solution_field, data.answer_after
-    return read_problems(path, *fields, option=option)
+    return read_problems(paths, *fields, option=option, distinct=distinct)

@@ -46,7 +46,7 @@ def test_the_same_problems_from_every_format(tmp_path: Path):
     write(tmp_path / "a.csv", '\ufeffq,a\r\n"a ""b"",\nc",1.5\r\né\u2028?,2\r\n')
     for name in ("a.json", "a.csv"):
         assert read_problems(tmp_path / name, "q", "a") == problems, name
-    pytest.importorskip("datasets")
+    pytest.importorskip("pyarrow")
     from pyarrow import Table, parquet
 
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "é"}]
@@ -89,7 +89,7 @@ def test_bad_files_and_records_are_named(tmp_path: Path, name: str, text: str | 
     if text is not None:
         (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
         if name.endswith("parquet"):
-            pytest.importorskip("datasets")
+            pytest.importorskip("pyarrow")
     with refuses(f"{tmp_path / name}{message}", ConfigError):
         read_problems(tmp_path / name, "q", "a", answer_after="#")
 
