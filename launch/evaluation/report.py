@@ -8,6 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
+from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from launch.evaluation.sampler import Sampled
 from launch.evaluation.statistics import INTERVAL, Estimate, majority_at_k, over_prompts, pass_at_k
@@ -20,6 +21,7 @@ class SetReport:
     Attributes:
         name:              the set's name or file.
         prompts:           number of prompts.
+        questions:         number of different questions among them, which the measures are means of.
         samples:           completions per prompt.
         measures:          estimates by name: `accuracy`, `pass@k`, `majority@k`.
         unscored:          number of completions that could not be scored; they count as wrong.
@@ -31,6 +33,7 @@ class SetReport:
 
     name: str
     prompts: int
+    questions: int
     samples: int
     measures: dict[str, Estimate]
     unscored: int
@@ -46,6 +49,7 @@ class SetReport:
 
 def set_report(
     name: str,
+    problems: Sequence[Problem],
     parts: Sequence[Sampled],
     samples: int,
     counts: Sequence[int],
@@ -54,24 +58,28 @@ def set_report(
 ) -> SetReport:
     """Return the results of a set.
 
+    problems:     problems of the set; the ids of `parts` index them.
     parts:        batches of sampled completions of the set.
     counts:       values of k above 1, for pass@k and majority@k.
     final_answer: extracts the answer from a completion's text; None: no majority@k.
     """
-    correct, value, lengths, stopped = (
-        np.concatenate([getattr(part, field) for part in parts]) for field in ("correct", "value", "lengths", "stopped")
+    ids, correct, value, lengths, stopped = (
+        np.concatenate([getattr(part, field) for part in parts])
+        for field in ("ids", "correct", "value", "lengths", "stopped")
     )
+    questions = [problems[number].question for number in ids[::samples]]
     correct = correct.reshape(-1, samples)
-    measures = {"accuracy": over_prompts(correct.mean(axis=1))}
-    measures |= {f"pass@{k}": over_prompts(pass_at_k(correct, k)) for k in counts}
+    measures = {"accuracy": over_prompts(correct.mean(axis=1), questions)}
+    measures |= {f"pass@{k}": over_prompts(pass_at_k(correct, k), questions) for k in counts}
     if final_answer is not None and counts:
         row_answers = [answer for part in parts for answer in _answers(part, tokenizer, final_answer)]
         answers = [row_answers[start : start + samples] for start in range(0, len(row_answers), samples)]
-        measures |= {f"majority@{k}": over_prompts(majority_at_k(answers, correct, k)) for k in counts}
+        measures |= {f"majority@{k}": over_prompts(majority_at_k(answers, correct, k), questions) for k in counts}
     rounds = sum(int(part.rounds.sum()) for part in parts)
     return SetReport(
         name=name,
         prompts=len(correct),
+        questions=len(set(questions)),
         samples=samples,
         measures=measures,
         unscored=int(np.sum(~np.isfinite(value))),
@@ -90,7 +98,8 @@ def print_set(result: SetReport, draft_length: int, console: Console) -> None:
         table.add_row(name, f"{value:.1%}", f"{low:.1%} .. {high:.1%}")
     console.print(table)
     completions = result.prompts * result.samples
-    console.print(f"{result.prompts} prompts, {result.samples} completions each; {INTERVAL}")
+    repeats = f" of {result.questions} different questions" if result.questions < result.prompts else ""
+    console.print(f"{result.prompts} prompts{repeats}, {result.samples} completions each; {INTERVAL}")
     if result.unscored:
         console.print(f"{result.unscored} of {completions} completions could not be scored and count as wrong")
     acceptance_length = "-" if result.acceptance_length is None else f"{result.acceptance_length:.2f}"

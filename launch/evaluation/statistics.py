@@ -1,4 +1,4 @@
-"""Estimates from several samples per prompt: pass@k, majority@k, and their intervals over prompts."""
+"""Estimates from several samples per prompt: pass@k, majority@k, and their intervals over questions."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 LEVEL = 0.95
-INTERVAL = f"{LEVEL:.0%} Wilson intervals, effective sample size from the spread over prompts"
+INTERVAL = f"{LEVEL:.0%} Wilson intervals, effective sample size from the spread over questions"
 # Two-sided normal quantile of LEVEL.
 Z = 1.959964
 
@@ -48,13 +48,19 @@ def majority_at_k(
     return np.array(values)
 
 
-def over_prompts(values: Float[np.ndarray, "prompts"]) -> Estimate:
+def over_prompts(values: Float[np.ndarray, "prompts"], questions: Sequence[str] | None = None) -> Estimate:
     """Return the mean of values in 0 .. 1, with its Wilson interval for the effective number of 0/1 trials.
 
-    The number of trials is n * m (1 - m) / variance, for n prompts. It is about n if every prompt's value is 0 or 1;
-    fractions vary less, so each prompt counts as several trials. Mean m and variance include one extra 0 and one extra
-    1, so that a few equal values do not give an interval of width zero.
+    questions: question of each prompt; None: all differ. Prompts with equal questions are one problem, whose value is
+    their mean: as independent trials they would make the interval too narrow.
+
+    The number of trials is n * m (1 - m) / variance, for n questions. It is about n if every question's value is 0 or
+    1; fractions vary less, so each question counts as several trials. Mean m and variance include one extra 0 and one
+    extra 1, so that a few equal values do not give an interval of width zero.
     """
+    if questions is not None:
+        _, question = np.unique(questions, return_inverse=True)
+        values = np.bincount(question, values) / np.bincount(question)
     mean, padded = float(np.mean(values)), np.append(values, (0.0, 1.0)).astype(np.float64)
     trials = len(values) * padded.mean() * (1 - padded.mean()) / padded.var()
     center, half_width = mean + Z**2 / (2 * trials), Z * np.sqrt(mean * (1 - mean) / trials + Z**2 / (4 * trials**2))

@@ -1,0 +1,60 @@
+"""Faults of data that hold the same question in several rows."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configs.schema import DataConfig, RunConfig
+from launch.data.problems import Problem, read_problems
+from launch.evaluation.report import set_report
+from launch.evaluation.sampler import Sampled
+from launch.evaluation.statistics import over_prompts
+from launch.setup.problems import build_problems
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("rows", [(32, 32), (1, 60)], ids=["equal", "unequal"])
+def test_row_35_intervals_over_repeated_questions_cover(samples: int, rows: tuple[int, int]) -> None:
+    """Evaluate 200 times on 30 questions of chances with mean 0.5, each in many rows."""
+    rng, inside = np.random.default_rng(0), {True: 0, False: 0}
+    for _ in range(200):
+        repeats = rng.integers(rows[0], rows[1] + 1, 30)
+        values = rng.binomial(samples, np.repeat(rng.beta(0.5, 0.5, 30), repeats)) / samples
+        questions = np.repeat([f"question {i}" for i in range(30)], repeats).tolist()
+        for clustered in (True, False):
+            _, low, high = over_prompts(values, questions if clustered else None)
+            inside[clustered] += low <= 0.5 <= high
+    assert inside[True] >= 184 and inside[False] < 120
+
+
+def test_row_35_a_report_counts_questions() -> None:
+    """Question a has 1 of 8 right, in spite of case and space; question b both. The ids are not in order."""
+    problems = [Problem(prompt=prompt, answer="1") for prompt in ("a", "left out", "b", " A", "a ", "ａ")]
+    right = np.array([1, 0, 1, 1, 0, 0, 0, 0, 0, 0], bool)
+    ids = np.repeat(np.array([0, 2, 3, 4, 5], np.int32), 2)
+    ones = np.ones(10, np.int32)
+    part = Sampled(ids, ones[:, None], ones, ones > 0, ones, right.astype(np.float32), right, 1.0)
+    tokenizer: Any = None
+    report = set_report("s", problems, [part], 2, (2,), tokenizer, None)
+    assert (report.prompts, report.questions) == (5, 2)
+    assert report.measures["accuracy"].value == pytest.approx((1 / 8 + 1) / 2)
+    assert report.measures["pass@2"].value == pytest.approx((1 / 4 + 1) / 2)
+
+
+def test_row_35_problems_to_train_on_are_distinct(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The same question with another system message, or another answer, stays."""
+    chats = [[{"role": "system", "content": each}, {"role": "user", "content": "x?"}] for each in ("brief", "long")]
+    rows = [(" X? ", 1), ("x?", 1), ("x?", 2), (chats[0], 1), (chats[1], 1), (chats[0], 1), ("y", 1)]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"question": q, "answer": a, "index": i}) for i, (q, a) in enumerate(rows)))
+    data = DataConfig(train=str(path), held_out=str(path))
+    problems = build_problems(RunConfig(name="x", steps=1, data=data))
+    assert [problem.source for problem in problems.train] == [f"{path}:{line}" for line in (1, 3, 4, 5, 7)]
+    assert problems.held_out == problems.train
+    for option in ("data.train", "data.held_out"):
+        assert f"{option} = {path}: 2 of 7 problems dropped" in caplog.text
+        assert f"{option} = {path}: 1 problems have the prompt of an earlier one" in caplog.text
+    assert len(read_problems(path, "question", "answer")) == 7
