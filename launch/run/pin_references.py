@@ -40,7 +40,7 @@ def with_commits(config: RunConfig, run: str | Path | None = None, starts: bool 
     """
     values = processes.on_primary(lambda: _pinned(config, run, starts))
     # JSON, which processes exchange, has lists for tuples.
-    return override(config, {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    return override(config, {name: tuple(x) if isinstance(x, list) else x for name, x in values.items()})
 
 
 def _pinned(config: RunConfig, run: str | Path | None, starts: bool) -> dict[str, Any]:

@@ -16,14 +16,15 @@ def summarize(experiment: Experiment) -> list[str]:
     """Return a line each about the model, the data, the draft, the devices and a step."""
     config, data, rollout = experiment.config, experiment.config.data, experiment.config.rollout
     source = config.model.path or config.model.family or "random weights"
-    trained_on = f" of {data.train or data.function}" if data.train or data.function else ""
+    origin = data.train or data.function or ""
+    origin = origin if isinstance(origin, str) else ", ".join(origin)
     meshes = {"trains": experiment.mesh}
     if experiment.rollout_mesh is not experiment.mesh:
         meshes["generates"] = experiment.rollout_mesh
     return [
         f"model: {source}, {_count(experiment.networks.params.policy)}; computes in {config.model.dtype}, "
         f"trained in {config.model.param_dtype}",
-        f"data: {len(experiment.train_prompts.rows):,} prompts{trained_on} to train on, "
+        f"data: {len(experiment.train_prompts.rows):,} prompts{f' of {origin}' if origin else ''} to train on, "
         f"{len(experiment.problems.held_out):,} held out",
         f"draft: {', '.join(_describe_draft(experiment))}; {_how_it_drafts(experiment)}",
         "devices: " + "; ".join(f"{_devices(mesh)} {verb}" for verb, mesh in meshes.items()),

@@ -1,7 +1,6 @@
 """README.md lists every row of faults with the files of its tests."""
 
 import re
-from collections import defaultdict
 from pathlib import Path
 
 HERE = Path(__file__).parent
