@@ -1,4 +1,4 @@
-"""What a run says of itself before its first step: model, data, draft, devices and size of a step."""
+"""Summary of a run before its first step: model, data, draft, devices and size of a step."""
 
 from collections.abc import Iterator
 

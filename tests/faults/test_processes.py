@@ -1,4 +1,4 @@
-"""What a stranger sends to the port of a job runs no code, and its processes exchange only plain values."""
+"""Code that a stranger sends to the port of a job does not run: processes exchange only plain values."""
 
 import ast
 import pickle

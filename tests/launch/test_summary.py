@@ -1,4 +1,4 @@
-"""What a run says of itself at its start."""
+"""The lines that a run prints at its start."""
 
 from dataclasses import replace
 
