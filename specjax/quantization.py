@@ -19,6 +19,9 @@ from specjax.types import EightBit, PyTree, pytree
 # dtype, and its largest number.
 _FORMATS = {"int8": (jnp.int8, 127.0), "fp8": (jnp.float8_e4m3fn, 448.0)}
 
+# The scale of a smaller weight could be subnormal, which XLA flushes to 0: values would be infinite.
+_SMALLEST = 1e-34
+
 
 @pytree
 class QuantizedKernel:
@@ -35,12 +38,12 @@ class QuantizedKernel:
 def quantize(kernel: Float[Array, "..."], contract: int, to: EightBit) -> QuantizedKernel:
     """Return a kernel [*in, *features] in 8 bits; `contract` is the number of its input axes.
 
-    The largest weight of an output channel becomes the largest number of the format.
+    The largest weight of an output channel becomes the largest number of the format, if it is at least `_SMALLEST`.
     """
     dtype, largest = _FORMATS[to]
     kernel = kernel.astype(jnp.float32)
     most = jnp.max(jnp.abs(kernel), axis=tuple(range(contract)))
-    scale = jnp.where(most > 0, most, 1.0) / largest
+    scale = jnp.maximum(most, _SMALLEST) / largest
     values = kernel / jnp.expand_dims(scale, tuple(range(contract)))
     return QuantizedKernel((jnp.round(values) if to == "int8" else values).astype(dtype), scale)
 

@@ -9,8 +9,10 @@ from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
+import jax
 import jax.numpy as jnp
 import jaxtyping
+import numpy as np
 import pytest
 
 import benchmarks.bench
@@ -25,8 +27,10 @@ from launch.cli.errors import ConfigError
 from specjax.options import Options, alternatives
 from specjax.parallel.memory import check_memory, device_memory, growing
 from specjax.parallel.mesh import MeshConfig, make_mesh
+from specjax.quantization import project, quantize
 from specjax.rollout.plan import ChosenConfig
 from specjax.sampling import SamplingLaw, process_logits
+from specjax.types import EightBit
 from tests.faults import fuzz_numbers
 from tests.faults.fuzz_numbers import Case
 from tests.refusals import assert_refused, refuses
@@ -207,3 +211,14 @@ def test_row_20_a_draft_longer_than_the_completion_is_refused() -> None:
 def test_row_20_a_batch_larger_than_the_prompts_is_refused_before_it_is_timed() -> None:
     with fuzz_numbers.stubbed(), refuses("data.prompts = 1000: ...84", ConfigError):
         fuzz_numbers.run(Case("compare", "data.prompts", "1000", in_recipe=False))
+
+
+@pytest.mark.parametrize("to", get_args(EightBit))
+def test_row_44_a_copy_in_eight_bits_is_finite_whatever_its_largest_weight(to: EightBit) -> None:
+    largest = [0.0, 1e-45, 1e-40, 1.2e-38, 1e-37, 1e-36, 1e-35, 1e-30, 1e-6, 1.0, 1e30, 3.4e38]
+    kernel = jnp.array([largest, [-0.3 * x for x in largest]], jnp.float32)
+    for made in (quantize(kernel, 1, to), jax.jit(lambda kernel: quantize(kernel, 1, to))(kernel)):
+        values = made.values.astype(jnp.float32)
+        assert np.isfinite(values).all() and np.isfinite(made.scale).all()
+        assert np.isfinite(project(jnp.ones((1, 2)), made)).all()
+        np.testing.assert_allclose(values[0, 5:] * made.scale[5:], largest[5:], rtol=0.3)
