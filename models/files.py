@@ -48,12 +48,15 @@ def check_tree(directory: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises ValueError naming the file if it is missing, too large, too deep or not an object."""
+    """Read a JSON object. Raises ValueError naming the file if it is missing, too large, too deep or not an object.
+
+    So do keys that an object has twice: readers differ in which of them counts.
+    """
     check_file(path)
     if (size := path.stat().st_size) > _LARGEST_JSON:
         raise ValueError(f"{path}: has {size} bytes; must have at most {_LARGEST_JSON}")
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not JSON ({error})"
         raise ValueError(f"{path}: {reason}") from error
@@ -65,6 +68,14 @@ def read_json(path: Path) -> dict[str, Any]:
         level = [value for value in level if isinstance(value, dict | list)]
     if level:
         raise ValueError(f"{path}: must have at most {_DEEPEST_JSON} levels of nesting")
+    return fields
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} stands twice in an object")
     return fields
 
 

@@ -4,10 +4,13 @@ This module imports nothing heavy, because scorer processes import it.
 """
 
 import importlib
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from traceback import extract_tb
 from typing import Any
 
-from launch.cli.errors import ConfigError
+from launch.cli.errors import ConfigError, Stopped, first_line
 
 
 def load_function(option: str, name: str, builtin: Iterable[str] = ()) -> Callable[..., Any]:
@@ -17,14 +20,30 @@ def load_function(option: str, name: str, builtin: Iterable[str] = ()) -> Callab
     Raises ConfigError if the import fails or the module has no such function.
     """
     module, _, function_name = name.partition(":")
-    try:
+    with refusing_errors(option, name, f"be {', '.join([*builtin, 'package.module:name'])}"):
         function = getattr(importlib.import_module(module), function_name)
         if not callable(function):
             raise TypeError(f"{function_name} is not a function")
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # importing a module runs it, and it may exit
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        allowed = ", ".join([*builtin, "package.module:name"])
-        raise ConfigError(f"{option} = {name}: {reason}; must be {allowed}") from error
     return function
+
+
+@contextmanager
+def refusing_errors(option: str, name: str, must: str) -> Iterator[None]:
+    """Turn what the user's code raises into a ConfigError with a line: the error, where it was raised, and `must`.
+
+    It may be any function of any module, called with what it does not take, and may exit.
+    """
+    try:
+        yield
+    except (ConfigError, Stopped, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        reason = f"{type(error).__name__}: {first_line(error)}"
+        raise ConfigError(f"{option} = {name}: {reason}{_place(name, error)}; must {must}") from error
+
+
+def _place(name: str, error: BaseException) -> str:
+    """Return the last line of the function's module that an error passed, as " (line N of FILE)"; "" if none."""
+    file = getattr(sys.modules.get(name.partition(":")[0]), "__file__", None)
+    lines = [frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == file]
+    return f" (line {lines[-1]} of {file})" if lines else ""

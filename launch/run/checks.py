@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from launch.cli.errors import ConfigError, as_config_error, check_all
+from launch.cli.functions import refusing_errors
 from launch.comparison.closing import check_comparison
 from launch.costs.cost_table import given_cells
 from launch.distillation.trainer import check_distillation
@@ -111,10 +112,8 @@ def _check_loss_function(experiment: Experiment) -> None:
     shaped: Any = jax.ShapeDtypeStruct
     x, mask = (shaped((1, width), dtype) for dtype in (jnp.float32, jnp.bool))
     inputs = LossInputs(x, x, x, x if loss.kl_coefficient else None, x, mask)
-    try:
+    with refusing_errors("loss.function", loss.function, "take (LossInputs, LossConfig), and return a value per token"):
         jax.eval_shape(lambda inputs: per_token_loss(experiment.loss_fn, inputs, loss), inputs)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"loss.function = {loss.function}: {error}") from error
 
 
 def _check_evaluation(experiment: Experiment) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
-from launch.cli.functions import load_function
+from launch.cli.functions import load_function, refusing_errors
 from launch.data.hub import checkpoint_directory
 from launch.setup.drafts.base import Draft, DraftContext
 from launch.setup.drafts.eagle3 import build_eagle3
@@ -46,7 +46,9 @@ def _build_custom(context: DraftContext) -> Draft:
     kind, path = context.config.draft.kind, context.config.draft.path
     if context.key is None:
         raise ConfigError(f"draft.kind = {kind}: must be {', '.join(BUILDERS)} for a plan")
-    draft = load_function("draft.kind", kind, BUILDERS)(context)
+    build = load_function("draft.kind", kind, BUILDERS)
+    with refusing_errors("draft.kind", kind, "take a DraftContext, and return a Draft"):
+        draft = build(context)
     if not isinstance(draft, Draft):
         raise ConfigError(f"draft.kind = {kind}: returned {type(draft).__name__}; must return a Draft")
     draft = replace(draft, params=replicate(draft.params, context.mesh))

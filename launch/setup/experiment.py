@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from configs.schema import AsynchronousConfig, RunConfig
-from launch.cli.errors import ConfigError, check_all
+from launch.cli.errors import ConfigError, check_all, first_line
 from launch.cli.functions import load_function
 from launch.cli.hosts import request_cpu_devices
 from launch.cli.long_phases import NOT_KEPT, LongPhases
@@ -122,7 +122,7 @@ class Experiment:
         policy, drafter, params = networks.policy, networks.drafter, networks.params
         rows = prompts * config.group_size
         phases = len(lay_out(config, rows // batch_shards(mesh), width))
-        step = jax.ShapeDtypeStruct((), jnp.int32)
+        name, step = self.config.rollout.function, jax.ShapeDtypeStruct((), jnp.int32)
         draft_length_indices = jax.ShapeDtypeStruct((phases,), jnp.int32) if config.draft_lengths else None
 
         def run(params: Params, prompts: Prompts, seed_step: SeedStep, choice: Choice) -> Rollout:
@@ -137,15 +137,18 @@ class Experiment:
             with jax.set_mesh(mesh):
                 args = replace(params, memory=()), self.abstract_prompts(prompts), (step, step), draft_length_indices
                 rollout = jax.eval_shape(run, *args)
-        except (TypeError, ValueError) as error:
-            name, reason = self.config.rollout.function, str(error)
+                if not isinstance(rollout, Rollout):
+                    raise TypeError(f"returned {type(rollout).__name__}; must return a Rollout")
+        except Exception as error:
+            if name is None and not isinstance(error, TypeError | ValueError):
+                raise
+            reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}"
             if mesh != self.mesh:
                 # Messages name the axes of every mesh as options of `mesh`.
                 reason = re.sub(r"(?<![\w.])mesh\.", "asynchronous.rollout_mesh.", reason)
             raise ConfigError(reason if name is None else f"rollout.function = {name}: {reason}") from error
         actual, expected = (rollout.tokens.shape, rollout.lengths.shape), ((rows, config.max_new_tokens), (rows,))
         if actual != expected:
-            name = self.config.rollout.function
             raise ConfigError(f"rollout.function = {name}: tokens and lengths have shapes {actual}, must be {expected}")
         return rollout
 
@@ -186,6 +189,7 @@ def build_experiment(
         problems = build_problems(config) if needs_problems else Problems(train=[], held_out=[])
         phase.finish(note="problems loaded")
         networks = build_networks(config, mesh, tokenizer, problems.train)
+        _check_experts(config, networks)
         phase.finish(note="networks loaded")
     meshes = mesh, rollout_mesh
     return Experiment(_frozen_if_empty(config, networks), *meshes, tokenizer, problems, networks, *functions)
@@ -206,6 +210,7 @@ def abstract_experiment(config: RunConfig, mesh: Mesh) -> Experiment:
     config = replace(config, rollout=replace(config.rollout, stop_tokens=stop_tokens))
     problems = build_problems(config) if config.draft.lookup.kind == "history" else Problems(train=[], held_out=[])
     networks = build_networks(config, mesh, tokenizer, problems.train, shapes=True)
+    _check_experts(config, networks)
     return Experiment(_frozen_if_empty(config, networks), mesh, mesh, tokenizer, problems, networks, *functions)
 
 
@@ -228,6 +233,16 @@ def _rollout_mesh(config: MeshConfig, mesh: Mesh) -> Mesh:
     rollout_mesh = disjoint_mesh(config, mesh)
     check_sizes(mesh, rollout_mesh)
     return rollout_mesh
+
+
+def _check_experts(config: RunConfig, networks: Networks) -> None:
+    """Raise ConfigError for devices along `expert` if neither network has experts: they would all do the same."""
+    specs = [x.sharding.spec for x in jax.tree.leaves((networks.params.policy, networks.params.draft))]
+    if networks.policy.mixture is not None or any("expert" in axes for axes in map(jax.tree.leaves, specs)):
+        return
+    for name, mesh in (("mesh", config.mesh), ("asynchronous.rollout_mesh", config.asynchronous.rollout_mesh)):
+        if mesh.expert > 1:
+            raise ConfigError(f"{name}.expert = {mesh.expert}: must be 1; neither network has a mixture of experts")
 
 
 def _check_prompts(config: RunConfig, shards: int, mesh: str) -> None:

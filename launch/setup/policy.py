@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from configs.schema import DraftConfig, ModelConfig, RunConfig
 from launch.cli.console import console
 from launch.cli.errors import ConfigError
-from launch.cli.functions import load_function
+from launch.cli.functions import load_function, refusing_errors
 from launch.data.hub import checkpoint_directory
 from launch.setup.drafts.saved_head import layers_to_read
 from models.checkpoints.draft import SavedDraft
@@ -127,7 +127,10 @@ def _check_positions(decoder: DecoderConfig, longest: int, owner: str) -> None:
 
 
 def _build_family(model: ModelConfig, name: str, mesh: Mesh, key: jax.Array) -> BuiltPolicy:
-    match load_function("model.family", name)(model, mesh, key):
+    build = load_function("model.family", name)
+    with refusing_errors("model.family", name, "take (ModelConfig, Mesh, key), and return (Policy, params)"):
+        built = build(model, mesh, key)
+    match built:
         case (Policy() as policy, weights):
             weights = replicate(weights, mesh)
             check_finite(weights, f"model.family = {name}")

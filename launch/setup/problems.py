@@ -9,7 +9,7 @@ from typing import NamedTuple
 from configs.schema import DataConfig, RewardConfig, RunConfig
 from configs.schema.functions import is_function
 from launch.cli.errors import ConfigError
-from launch.cli.functions import load_function
+from launch.cli.functions import load_function, refusing_errors
 from launch.data.arithmetic import ALPHABET, arithmetic
 from launch.data.problems import Problem, describe_leak, describe_repeats, read_problems, split
 from launch.data.tokenizers import (
@@ -126,11 +126,8 @@ def call_function(name: str, seed: int) -> tuple[list[Problem], list[Problem]]:
     Raises ConfigError if it cannot be imported, raises an exception, or returns anything else.
     """
     function = load_function("data.function", name)
-    try:
+    with refusing_errors("data.function", name, "return two lists of Problem"):
         train, held_out = map(list, function(seed))
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ConfigError(f"data.function = {name}: {reason}; must return two lists of Problem") from error
     if not train or not held_out or not all(isinstance(each, Problem) for each in (*train, *held_out)):
         raise ConfigError(f"data.function = {name}: must return two non-empty lists of Problem")
     return train, held_out

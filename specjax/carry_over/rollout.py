@@ -69,7 +69,8 @@ def resume(run: PhaseRun, start: Carry, carried: Rollout) -> Carry:
     """Return the start of a rollout with the sequences of `carried` in place of those that start there.
 
     A data shard goes on with at most as many as its rollout leaves: its rows must have been of the same shard before.
-    Raises ValueError if sequences wait for slots, since all must have a row, and if no rollout leaves any.
+    Raises ValueError if sequences wait for slots, since all must have a row, and if a rollout leaves none
+    or all.
     """
     decoding, config, sequences = run.decoding, run.decoding.config, run.sequences
     most = config.left_over(sequences)
@@ -77,6 +78,11 @@ def resume(run: PhaseRun, start: Carry, carried: Rollout) -> Carry:
         raise ValueError(
             f"rollout.carry_over = {config.carry_over}: leaves none of the {sequences} sequences of a data shard to "
             f"the next step; must be at most {math.floor(1e4 * (1 - 1 / sequences)) / 1e4}"
+        )
+    if most == sequences:
+        raise ValueError(
+            f"rollout.carry_over = {config.carry_over}: waits for none of the {sequences} sequences of a data shard; "
+            f"must be at least {math.ceil(1e4 / sequences) / 1e4}"
         )
     if start.queue is not None:
         raise ValueError(

@@ -1,0 +1,77 @@
+"""Options that were accepted and do nothing, or ended in a traceback."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import launch.run.checks as checks
+from configs.schema import AsynchronousConfig, DraftConfig, ModelConfig
+from configs.tiny import config as tiny
+from launch.cli.errors import ConfigError
+from launch.setup.experiment import Experiment, _check_experts, build_experiment
+from models.files import read_json
+from specjax.parallel.mesh import MeshConfig
+from tests.refusals import refuses
+
+MODEL = ModelConfig(architecture=replace(tiny.model.architecture, num_layers=1), dtype="float32")
+CONFIG = replace(tiny, model=MODEL, draft=DraftConfig(kind="none"), rollout=replace(tiny.rollout, draft_length=0))
+# Functions of other modules, called with what they do not take or returning something else. One exits.
+FOREIGN = ["os:system", "builtins:print", "sys:exit"]
+
+
+@pytest.fixture(scope="module")
+def experiment() -> Experiment:
+    return build_experiment(CONFIG)
+
+
+def test_row_43_devices_for_experts_that_are_not_there(experiment: Experiment) -> None:
+    ahead = AsynchronousConfig(lag=1, rollout_mesh=MeshConfig(expert=2))
+    for config, name in (
+        (replace(CONFIG, mesh=MeshConfig(expert=2)), "mesh"),
+        (replace(CONFIG, asynchronous=ahead), "asynchronous.rollout_mesh"),
+    ):
+        with refuses(f"{name}.expert = 2: must be 1", ConfigError):
+            _check_experts(config, experiment.networks)
+
+
+@pytest.mark.parametrize("share", [1e-12, 1e-300, 1e-9])
+def test_row_43_a_share_that_waits_for_no_sequence(experiment: Experiment, share: float) -> None:
+    config = replace(CONFIG, rollout=replace(CONFIG.rollout, carry_over=share))
+    with refuses(f"rollout.carry_over = {share}: ...must be at least", ConfigError):
+        checks._check_training_rollout(replace(experiment, config=config))
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_row_43_functions_that_are_none_of_that_kind(experiment: Experiment, name: str) -> None:
+    sections: dict[str, Any] = {
+        "draft.kind": {"draft": DraftConfig(kind=name)},
+        "model.family": {"model": replace(MODEL, family=name)},
+        "data.function": {"data": replace(CONFIG.data, function=name, arithmetic=None)},
+    }
+    for option, section in sections.items():
+        with refuses(f"{option} = {name}: ", ConfigError):
+            build_experiment(replace(CONFIG, **section))
+    module, _, function = name.partition(":")
+    foreign = getattr(__import__(module), function)
+    config = replace(CONFIG, rollout=replace(CONFIG.rollout, function=name), loss=replace(CONFIG.loss, function=name))
+    given = replace(experiment, config=config, rollout_fn=foreign, loss_fn=foreign)
+    with refuses(f"rollout.function = {name}: ", ConfigError):
+        checks._check_training_rollout(given)
+    with refuses(f"loss.function = {name}: ", ConfigError):
+        checks._check_loss_function(given)
+
+
+def test_row_43_an_error_names_the_line_of_the_users_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "raising_draft.py").write_text('def build(context):\n    raise KeyError("x\\ny")\n')
+    with refuses("draft.kind = raising_draft:build: KeyError: ...(line 2 of ...raising_draft.py)", ConfigError):
+        build_experiment(replace(CONFIG, draft=DraftConfig(kind="raising_draft:build")))
+
+
+@pytest.mark.parametrize("text", ['{"a": 1, "a": 1}', '{"b": {"a": 1, "c": 2, "a": [3]}}', '{"b": [{"a": 0, "a": 1}]}'])
+def test_row_43_keys_that_stand_twice(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with refuses(f"{tmp_path / 'config.json'}: ...'a' stands twice"):
+        read_json(tmp_path / "config.json")
