@@ -1,8 +1,12 @@
 """Train a policy and its draft: `python -m launch.train CONFIG [--section.field VALUE ...]`."""
 
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
+from configs.schema import RunConfig
 from launch.cli.console import console, wide_console
 from launch.cli.errors import RunStopped
 from launch.cli.hosts import join_hosts
@@ -11,6 +15,8 @@ from launch.cli.options import parse_run, run_program, use_compile_cache
 from launch.cli.signals import StopSignals
 from launch.comparison.closing import compare_steps
 from launch.costs.cost_table import COST_TABLE, CostTable, given_cells
+from launch.data.problems import Problem
+from launch.data.tokenizers import Tokenizer
 from launch.evaluation.sampler import Evaluate
 from launch.plan.__main__ import main as plan
 from launch.report import try_report
@@ -38,21 +44,41 @@ from specjax.types import TrainState
 def main(argv: list[str]) -> int:
     """Start or continue the run that the command line describes, and return the exit code.
 
-    It is 143 after SIGTERM and 130 after Ctrl-C. Raises RunStopped if too many steps in a row skipped an update.
+    It is 143 after SIGTERM and 130 after Ctrl-C.
     """
     if "--plan" in argv:
         return plan([word for word in argv if word != "--plan"])
     use_compile_cache()
     config = join_hosts(parse_run(argv, "python -m launch.train", "Train a policy and its draft, or --plan it."))
+    signal = run(config).signal
+    return 0 if signal is None else 128 + signal
+
+
+class RunResult(NamedTuple):
+    """A run that has ended, and the signal that stopped it, if one did."""
+
+    directory: Path
+    experiment: Experiment
+    state: TrainState
+    signal: int | None
+
+
+def run(config: RunConfig, reward_of: Callable[[Sequence[Problem], Tokenizer], RewardFn] | None = None) -> RunResult:
+    """Start or continue a run.
+
+    reward_of: returns the reward of completions of problems; None: `config.reward`.
+
+    Raises RunStopped if too many steps in a row skipped an update.
+    """
     with StopSignals(console.print) as signals, open_run(config) as directory:
         long_phases = LongPhases(directory / UNFINISHED, signals)
         config = with_commits(config, directory if config.resume else None, starts=True)
         experiment = build_experiment(config, long_phases=long_phases, asynchronous=True)
-        with make_pool(experiment.config.reward) or nullcontext() as pool:
-            train_reward, held_out_reward = (
-                make_reward(pool, problems, experiment.tokenizer, long_phases) for problems in experiment.problems
-            )
-            return train(experiment, train_reward, held_out_reward, directory, signals, long_phases)
+        with (make_pool(experiment.config.reward) if reward_of is None else None) or nullcontext() as pool:
+            reward_of = reward_of or partial(make_reward, pool, long_phases=long_phases)
+            rewards = (reward_of(problems, experiment.tokenizer) for problems in experiment.problems)
+            state = train(experiment, *rewards, directory, signals, long_phases)
+            return RunResult(directory, experiment, state, signals.received)
 
 
 def train(
@@ -62,8 +88,8 @@ def train(
     directory: Path,
     signals: StopSignals,
     long_phases: LongPhases,
-) -> int:
-    """Start or resume the run, take its steps, write the report, and return the exit code.
+) -> TrainState:
+    """Start or resume the run, take its steps, write the report, and return the last state.
 
     Raises RunStopped if too many steps in a row skipped an update.
     """
@@ -101,12 +127,11 @@ def train(
                 state = loop.run()
             if logs.skipped.reason is not None:
                 raise RunStopped(f"{logs.skipped.reason}; {describe_healthy(saves)}")
-            if signals.received is not None:
-                return 128 + signals.received
-            record_results(experiment, reward_fn, start, state, evaluate, logs)
+            if signals.received is None:
+                record_results(experiment, reward_fn, start, state, evaluate, logs)
         finally:
             try_report(directory)
-    return 0
+    return state
 
 
 def record_results(

@@ -1,5 +1,6 @@
 """README's examples run, and every option that a document names exists."""
 
+import json
 import re
 import shlex
 from pathlib import Path
@@ -7,25 +8,48 @@ from pathlib import Path
 import pytest
 
 import launch.plan.__main__
+import launch.trainer
+from configs.override import override
+from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
+from launch.cli.recipes import load_recipe
+from launch.rewards.scorers import load_scorer
 from tests.documents import ROOT, blocks, execute, section
+from tests.launch.checkpoints import write_checkpoint
+from tests.launch.programs import SHRUNK
 
 README = ROOT / "README.md"
 
 
-def run(title: str, capsys: pytest.CaptureFixture[str]) -> str:
+def run(page: Path, title: str, capsys: pytest.CaptureFixture[str]) -> str:
     """Run the only Python example of a section. Return its output."""
-    (example,) = blocks(section(README, title), "python")
-    execute(example, README, {})
+    (example,) = blocks(section(page, title), "python")
+    execute(example, page, {})
     return capsys.readouterr().out
 
 
-def test_the_training_example_runs(capsys: pytest.CaptureFixture[str]):
-    assert 1 <= float(run("Try it", capsys)) <= 4
+def test_a_run_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.chdir(tmp_path)
+    # An existing local path takes precedence over a name on the hub.
+    write_checkpoint(tmp_path / "Qwen/Qwen3-0.6B")
+    small = override(load_recipe("own_data"), SHRUNK | {"rollout.draft_lengths": (0, 2), "eval.prompts": 4})
+    monkeypatch.setattr(launch.trainer, "load_recipe", {"own_data": small}.__getitem__)
+    said = run(README, "Try it", capsys)
+    assert "draft: EAGLE-3 head" in said and re.search(r"^held-out accuracy \d+\.\d% \['", said, re.MULTILINE)
+    assert "automatic" in said
+    assert (tmp_path / "policy/model.safetensors").exists() and (tmp_path / "draft/made_for.json").exists()
+    recorded = json.loads((tmp_path / "runs/own_data/config.json").read_text())
+    assert (recorded["steps"], recorded["model"]["path"]) == (50, "Qwen/Qwen3-0.6B")
+    with pytest.raises(ConfigError, match="reward.scorer = python"):
+        load_scorer(recorded["reward"]["scorer"])
+
+
+def test_the_step_of_ones_own_networks(capsys: pytest.CaptureFixture[str]):
+    assert 1 <= float(run(ROOT / "docs" / "api.md", "A step of your own networks", capsys)) <= 4
 
 
 def test_the_proof_example_runs(capsys: pytest.CaptureFixture[str]):
-    enumerated, sampled = run("Prove your own", capsys).splitlines()
+    enumerated, sampled = run(README, "Prove your own", capsys).splitlines()
     assert re.fullmatch(r"off by \d\.\de-1\d in 2268 rounds enumerated .*", enumerated)
     assert re.search(r"0 impossible of 100000 draws: p = .* at level 1e-06, .* fails with chance (0\.99|1)", sampled)
 

@@ -10,7 +10,7 @@ from configs.schema.rewards import TRACED, LengthConfig, RewardConfig
 from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
-from launch.rewards.scorers import NAMED, load_scorer
+from launch.rewards.scorers import FUNCTION, NAMED, load_scorer
 from launch.rewards.workers import CHUNK, RewardPool
 from specjax.rewards import HostReward, HostScore, RewardFn
 from specjax.types import Prompts, Reward, Rollout
@@ -29,6 +29,8 @@ def final_answer_of(config: RewardConfig) -> Callable[[str], str | None] | None:
     It runs in this process without a time limit, so call it only on completions that were scored. A completion on which
     it raises an exception has no answer.
     """
+    if config.scorer == FUNCTION:
+        return None
     name = "exact" if config.scorer == TRACED else config.scorer
     final_answer = load_scorer(name, config.pattern_of(name)).final_answer
     if final_answer is None:

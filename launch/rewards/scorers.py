@@ -6,7 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
+
+# The scorer of a run whose reward is a function that was passed to `launch.trainer.train`.
+FUNCTION = "python"
 
 
 class Scorer(NamedTuple):
@@ -126,6 +130,8 @@ def load_scorer(name: str, pattern: str | None = None) -> Scorer:
 
     pattern: regular expression for `regex` and `format`.
     """
+    if name == FUNCTION:
+        raise ConfigError(f"reward.scorer = {name}: was a function of a script; name it as package.module:name")
     if name in NAMED:
         return NAMED[name]() if pattern is None else NAMED[name](pattern)
     function = load_function("reward.scorer", name, NAMED)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import jax
 
+from launch.cli.progress import duration
 from launch.distillation.trainer import PASSES
 from launch.setup.experiment import Experiment
 from specjax.types import PyTree
@@ -87,9 +88,9 @@ def next_look(experiment: Experiment, step_s: float) -> str:
     if config.draft_training.mode == "frozen":
         text = f"The draft is measured again in {config.draft_training.max_every} steps"
     if is_untrained(experiment):
-        minutes = 2 * config.distill.answers / experiment.sequences * step_s / 60
+        seconds = 2 * config.distill.answers / experiment.sequences * step_s
         text += f". A run that distils it first with --distill.steps {offered_steps(experiment)} needs about "
-        text += f"{minutes:.0f} minutes for that" if minutes >= 1 else "a minute for that"
+        text += f"{duration(seconds)} for that"
     return text
 
 

@@ -49,6 +49,6 @@ def test_the_line_of_the_draft_says_whether_it_drafts_and_why(experiment: Experi
 def test_a_look_at_an_unused_draft_offers_a_distillation(experiment: Experiment):
     # 4,096 answers are 1,024 steps of 4 sequences.
     said = next_look(experiment, 0.5)
-    assert "trained and measured again in 32 steps" in said and "--distill.steps 512 needs about 17 minutes" in said
+    assert "trained and measured again in 32 steps" in said and "--distill.steps 512 needs about 17 min 4 s" in said
     frozen = next_look(of(experiment, "--draft-training.mode frozen --distill.steps 5"), 0.5)
     assert frozen == "The draft is measured again in 32 steps"
