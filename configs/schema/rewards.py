@@ -42,8 +42,8 @@ class RewardConfig(Options):
     Attributes:
         scorer:       Main scorer; a completion is correct above 0.5. exact: text after the last # equals the answer;
                       math: math-verify; regex: see pattern; format: see format; exact_traced: exact on the device,
-                      without other scorers; or your own, as package.module:name. A run from Python has python for
-                      its function.
+                      without other scorers; or your own, as package.module:name, a function (completion, answer)
+                      or (completion, problem). A run from Python has python:name for its function.
         also:         Scorers to add to the main one: those above, or length. Each is logged as reward/NAME.
         weights:      Weight of each scorer, the main one first. Empty: all 1.
         pattern:      Regular expression of the scorer regex. The group of its last match must equal the answer; without

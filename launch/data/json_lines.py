@@ -93,6 +93,17 @@ def field_value(record: dict[str, object], field: str, where: str) -> object:
     return value
 
 
+def to_json(value: object) -> str:
+    """Return the JSON of a value of a record: decimals as numbers, arrays as lists, dates and other things as text."""
+
+    def plain(value: Any) -> object:
+        if isinstance(value, Decimal):
+            return float(value)
+        return value.tolist() if hasattr(value, "tolist") else str(value)
+
+    return json.dumps(value, default=plain, ensure_ascii=False)
+
+
 def _text(value: object, field: str, where: str) -> str:
     if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
         number = Decimal(str(value) if isinstance(value, float) else value)

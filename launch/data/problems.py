@@ -2,12 +2,13 @@
 
 import logging
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from launch.cli.errors import ConfigError
-from launch.data.json_lines import text_field
+from launch.data.json_lines import field_value, text_field, to_json
 from launch.data.prompts import Message, Prompt, prompt_text, read_prompt
 from launch.data.records import read_records
 
@@ -23,12 +24,14 @@ class Problem:
         answer:   the reference answer that scorers compare with.
         solution: worked solution to train on in the warm-up, if there is one.
         source:   place in the file it was read from, "path:line".
+        columns:  all columns of its row, for scorers of your own.
     """
 
     prompt: Prompt
     answer: str
     solution: str | None = None
     source: str | None = field(default=None, compare=False)
+    columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def question(self) -> str:
@@ -52,6 +55,7 @@ def read_problems(
     *,
     option: str = "data.train",
     distinct: bool = False,
+    scorers: Sequence[str] = (),
 ) -> list[Problem]:
     """Read problems from files (JSONL, JSON, CSV, parquet), folders of them, or data sets on the hub (launch.data.hub).
 
@@ -61,13 +65,15 @@ def read_problems(
     option:       for error messages. A data set without a split is read from its split train for data.train, and from
                   test for other options.
     distinct:     keep one of several equal problems (`distinct_problems`).
+    scorers:      names of the scorers. For those of your own, problems keep their columns; if the first is one, an
+                  answer may also be an object or a list, which becomes JSON.
 
     Raises ConfigError for invalid input; the message names the file, and the line if there is one.
     """
 
     def read() -> Iterator[Problem]:
         for record, where in read_records(option, paths, "train" if option == "data.train" else "test"):
-            answer = text_field(record, answer_field, where)
+            answer = _answer(record, answer_field, where, objects=answer_after is None and ":" in "".join(scorers[:1]))
             if answer_after is not None:
                 _, marker, answer = answer.rpartition(answer_after)
                 if not marker or not answer.strip():
@@ -77,6 +83,7 @@ def read_problems(
                 answer=answer.strip(),
                 solution=None if solution_field is None else text_field(record, solution_field, where),
                 source=where,
+                columns=record if any(":" in name for name in scorers) else {},
             )
 
     name = paths if isinstance(paths, str | Path) else " ".join(paths)
@@ -84,6 +91,11 @@ def read_problems(
     if not problems:
         raise ConfigError(f"{name}: must hold at least one problem")
     return problems
+
+
+def _answer(record: dict[str, Any], field: str, where: str, *, objects: bool) -> str:
+    value = field_value(record, field, where)
+    return to_json(value) if objects and isinstance(value, dict | list) else text_field(record, field, where)
 
 
 def distinct_problems(problems: Iterable[Problem], owner: str) -> list[Problem]:

@@ -34,11 +34,11 @@ HELD_OUT = "held-out"
 def load_sets(config: RunConfig, files: Sequence[str]) -> dict[str, list[Problem]]:
     """Return the problems of each file, by path. Without files, return the recipe's held-out problems."""
     if files:
-        return {path: load_problems(path, config.data, "files") for path in files}
+        return {path: load_problems(path, config, "files") for path in files}
     held_out = config.data.held_out
     if held_out is None:
         return {HELD_OUT: build_problems(config).held_out}
-    return {HELD_OUT: load_problems(held_out, config.data, "data.held_out")}
+    return {HELD_OUT: load_problems(held_out, config, "data.held_out")}
 
 
 def prompt_tables(

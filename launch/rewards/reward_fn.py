@@ -1,14 +1,18 @@
 """The reward function that a run's configuration names."""
 
+import json
 import logging
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from configs.schema.rewards import TRACED, LengthConfig, RewardConfig
 from launch.cli.long_phases import NOT_KEPT, LongPhases
+from launch.data.json_lines import to_json
 from launch.data.problems import Problem
+from launch.data.prompts import to_json as prompt_fields
 from launch.data.tokenizers import Tokenizer
 from launch.rewards.scorers import FUNCTION, NAMED, load_scorer
 from launch.rewards.workers import CHUNK, RewardPool
@@ -90,12 +94,13 @@ def host_scorer(pool: RewardPool, tokenizer: Tokenizer, problems: Sequence[Probl
     negative id are padding and get NaN.
     """
     config = pool.config
+    sent = _as_object if any(":" in name for name in config.names) else lambda problem: problem.answer
     weights = np.array(config.weights or [1.0] * len(config.names), np.float32)
 
     def score(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
         rows = np.flatnonzero(ids >= 0)
         completions = [tokenizer.decode(tokens[row, : lengths[row]].tolist()) for row in rows]
-        by_text = pool.score(completions, [problems[ids[row]].answer for row in rows])
+        by_text = pool.score(completions, [sent(problems[ids[row]]) for row in rows])
         columns = dict(zip(pool.scorers, by_text.T, strict=True))
         if "length" in config.names:
             columns["length"] = length_penalty(lengths[rows], config.length)
@@ -105,6 +110,12 @@ def host_scorer(pool: RewardPool, tokenizer: Tokenizer, problems: Sequence[Probl
         return (total, correct, values) if config.parts else (total, correct)
 
     return score
+
+
+def _as_object(problem: Problem) -> dict[str, Any]:
+    """Return a problem as scorers of one's own get it."""
+    columns = json.loads(to_json(dict(problem.columns)))
+    return {"prompt": prompt_fields(problem.prompt), "answer": problem.answer, "columns": columns}
 
 
 def length_penalty(lengths: np.ndarray, config: LengthConfig) -> np.ndarray:

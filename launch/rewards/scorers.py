@@ -1,5 +1,6 @@
 """Scorers by name. This module imports nothing heavy, because every scorer process loads it."""
 
+import inspect
 import logging
 import re
 import sys
@@ -17,14 +18,22 @@ class Scorer(NamedTuple):
     """A scorer: the value of a completion, and the final answer in it.
 
     Attributes:
-        score:        (completion, answer) -> a number; above 0.5 is correct.
+        score:        (completion, answer or problem) -> a number; above 0.5 is correct.
         final_answer: completion -> the answer in it, None if it gives none. None: the scorer extracts none.
         stating:      answer -> a completion that states it and must score 1.0. None if the scorer has no fixed form.
+        of_problem:   `score` takes the whole problem in place of the answer.
     """
 
-    score: Callable[[str, str], Any]
+    score: Callable[[str, Any], Any]
     final_answer: Callable[[str], str | None] | None = None
     stating: Callable[[str], str] | None = None
+    of_problem: bool = False
+
+    def __call__(self, completion: str, problem: str | dict[str, Any]) -> Any:
+        """Return the value of a completion. problem: {"prompt", "answer", "columns"}, or only the answer."""
+        if isinstance(problem, str):
+            problem = {"prompt": "", "answer": problem, "columns": {}}
+        return self.score(completion, problem if self.of_problem else problem["answer"])
 
 
 def exact() -> Scorer:
@@ -122,17 +131,28 @@ def whole_format(pattern: str) -> Scorer:
 NAMED: dict[str, Callable[..., Scorer]] = {"exact": exact, "math": math, "regex": regex, "format": whole_format}
 
 
-def load_scorer(name: str, pattern: str | None = None) -> Scorer:
+def option_of(index: int) -> str:
+    """Return the option that names the scorer of this index among those that read text; the main one is first."""
+    return "reward.also" if index else "reward.scorer"
+
+
+def load_scorer(name: str, pattern: str | None = None, option: str = "reward.scorer") -> Scorer:
     """Return the scorer of that name, or the function that "package.module:name" names.
 
-    If the function's module also has a function `final_answer`, it is the scorer's. Raises ConfigError if there is no
+    If the function's module also has a function `final_answer`, it is the scorer's. A function whose second parameter
+    is named `problem` gets the whole problem. Raises ConfigError if there is no
     such function, and ImportError if a built-in scorer needs a package that is not installed.
 
-    pattern: regular expression for `regex` and `format`.
+    pattern: regular expression for `regex` and `format`. option: for error messages.
     """
     if name == FUNCTION:
         raise ConfigError(f"reward.scorer = {name}: was a function of a script; name it as package.module:name")
     if name in NAMED:
         return NAMED[name]() if pattern is None else NAMED[name](pattern)
-    function = load_function("reward.scorer", name, NAMED)
-    return Scorer(function, getattr(sys.modules[name.partition(":")[0]], "final_answer", None))
+    function = load_function(option, name, NAMED)
+    try:
+        parameters = [*inspect.signature(function).parameters]
+    except (TypeError, ValueError):  # a function of C
+        parameters = []
+    final_answer = getattr(sys.modules[name.partition(":")[0]], "final_answer", None)
+    return Scorer(function, final_answer, of_problem=parameters[1:2] == ["problem"])

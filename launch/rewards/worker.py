@@ -4,8 +4,9 @@ It is two processes. The first one, the guard, forks the second one, which runs 
 the guard gets SIGTERM, the guard ends every process that the scorers started.
 
 SCORERS is JSON: [name, regular expression or null] for each scorer. FD is a socket to the pool, which carries JSON, one
-message per line. The worker first sends [process id, null] after it has imported the scorers, or [process id, text]
-with the reason why it could not. The pool then sends requests [request number, [[completion, answer], ..]]. The worker
+message per line. The worker sends [process id, index] before it imports a scorer, [process id, null] after the last
+one, or [process id, text] with the reason why it could not. The pool then sends requests [request number,
+[[completion, problem], ..]], where a problem is an object, or the text of its answer. The worker
 answers with one message per sample: [request number, index, process id, result]. A result is a list with each scorer's
 value, or text with the reason why there is none.
 
@@ -19,13 +20,13 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, SupportsFloat
 
 from launch.cli.errors import ConfigError
-from launch.rewards.scorers import load_scorer
+from launch.rewards.scorers import Scorer, load_scorer, option_of
 
 RECEIVED_BYTES = 2**20  # at a time
 # Limit of the guard's wait for killed processes: one that waits for a device cannot be killed.
@@ -72,31 +73,33 @@ def serve(scorers: Sequence[tuple[str, str | None]], end: socket.socket) -> None
     def send(*message: object) -> None:
         end.sendall(json.dumps(message).encode() + b"\n")
 
-    scores, received = list[Callable[[str, str], Any]](), b""
+    loaded, received = list[Scorer](), b""
     with suppress(ConnectionError):
-        for name, pattern in scorers:
+        for index, (name, pattern) in enumerate(scorers):
+            send(this_process, index)
+            option = option_of(index)
             try:
-                scores.append(load_scorer(name, pattern).score)
+                loaded.append(load_scorer(name, pattern, option))
             except BaseException as error:
                 expected = isinstance(error, ConfigError)
-                reason = str(error) if expected else f"reward.scorer = {name}: {type(error).__name__}: {error}"
+                reason = str(error) if expected else f"{option} = {name}: {type(error).__name__}: {error}"
                 return send(this_process, reason)
         send(this_process, None)
         while data := end.recv(RECEIVED_BYTES):
             *requests, received = (received + data).split(b"\n")
             for number, samples in map(json.loads, requests):
-                for index, (completion, answer) in enumerate(samples):
-                    result = _values(scores, completion, answer)
+                for index, (completion, problem) in enumerate(samples):
+                    result = _values(loaded, completion, problem)
                     if os.getpid() != this_process:  # a scorer forked, and its child returned here
                         os._exit(1)
                     send(number, index, this_process, result)
 
 
-def _values(scores: Sequence[Callable[[str, str], Any]], completion: str, answer: str) -> list[float] | str:
+def _values(scorers: Sequence[Scorer], completion: str, problem: str | dict[str, Any]) -> list[float] | str:
     values = []
-    for score in scores:
+    for scorer in scorers:
         try:
-            value = score(completion, answer)
+            value = scorer(completion, problem)
             # float() would also accept text.
             if not isinstance(value, SupportsFloat):
                 return f"returned {type(value).__name__}, which is not a number"

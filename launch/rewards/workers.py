@@ -24,6 +24,7 @@ import numpy as np
 
 from configs.schema.rewards import RewardConfig
 from launch.cli.errors import ConfigError
+from launch.rewards.scorers import option_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,16 +34,18 @@ STOP_LIMIT_S = 5.0
 LONGEST_MESSAGE = 2**20  # bytes; a message holds one value per scorer, or a short text
 PRINTED_LINES, LONGEST_LINE = 10, 500  # of the scorers' output that is logged
 
-Sample = tuple[str, str]
+# A completion, and its problem as a JSON object or the text of the answer.
+Sample = tuple[str, str | dict[str, Any]]
 # The value of each scorer, or the reason why there are none.
 Result = list[float] | str
 
 
 class RewardPool:
-    """Processes that score completions against answers.
+    """Processes that score completions of problems.
 
     The processes are spawned, never forked, because JAX has threads. They run those scorers of `config` that read text
-    (all but `length`). A user's scorer is a function (completion, answer) -> number, 1.0 for correct.
+    (all but `length`). A user's scorer is a function (completion, answer) or (completion, problem) -> number, 1.0 for
+    correct.
 
     Raises ConfigError if a scorer cannot be imported. The processes end at `close`, at the end of the `with` block, and
     when the program ends in any way.
@@ -73,13 +76,15 @@ class RewardPool:
             names_option = isinstance(error, ConfigError)
             raise ConfigError(str(error) if names_option else f"{self._label}: does not start: {error}") from None
 
-    def score(self, completions: Sequence[str], answers: Sequence[str]) -> np.ndarray:
+    def score(self, completions: Sequence[str], problems: Sequence[str | dict[str, Any]]) -> np.ndarray:
         """Return the values, float32 [completions, scorers]. Thread-safe.
+
+        problems: {"prompt", "answer", "columns"} of each, or only the answer.
 
         A row is NaN if a scorer raised an exception, ran out of time or died. A value that is not finite becomes NaN.
         Raises RuntimeError after `close`.
         """
-        samples = list(zip(completions, answers, strict=True))
+        samples = list(zip(completions, problems, strict=True))
         size = max(1, min(CHUNK, -(-len(samples) // len(self._workers))))
         chunks = [samples[start : start + size] for start in range(0, len(samples), size)]
         with self._lock:
@@ -156,7 +161,7 @@ class Worker:
 
     def __init__(self, config: RewardConfig, scorers: Sequence[str], output: int, closing: threading.Event) -> None:
         self._scorers = json.dumps([(name, config.pattern_of(name)) for name in scorers])
-        self._types = [float] * len(scorers)
+        self._names, self._types = scorers, [float] * len(scorers)
         self._limit_s = config.time_limit_s
         self._output = output
         self._closing = closing
@@ -180,13 +185,23 @@ class Worker:
                 env={**os.environ, "PYTHONPATH": path},
                 start_new_session=True,  # so that Ctrl-C reaches only the launcher
             )
-        match self._receive(START_LIMIT_S):
-            case [int() as pid, None]:
-                self._pid = pid
-            case [int(), str() as problem]:
-                raise ConfigError(problem)
-            case _:
-                raise ChildProcessError("mixed up: its process sent an unexpected message when it started")
+        importing = 0
+        while True:
+            try:
+                message = self._receive(START_LIMIT_S)
+            except ChildProcessError as error:
+                name, option = self._names[importing], option_of(importing)
+                raise ConfigError(f"{option} = {name}: {error}, while it was imported; must be importable") from None
+            match message:
+                case [int() as pid, None]:
+                    self._pid = pid
+                    return
+                case [int(), str() as problem]:
+                    raise ConfigError(problem)
+                case [int(), int(index)] if index < len(self._names):
+                    importing = index
+                case _:
+                    raise ChildProcessError("mixed up: its process sent an unexpected message when it started")
 
     def score(self, samples: list[Sample]) -> list[Result]:
         """Return the values of each sample, or the reason why it has none as text."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
-from configs.schema import DataConfig, RewardConfig, RunConfig
+from configs.schema import RewardConfig, RunConfig
 from configs.schema.functions import is_function
 from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function, refusing_errors
@@ -100,7 +100,7 @@ def build_problems(config: RunConfig) -> Problems:
     """
     data, held_out = config.data, None
     if data.train is not None:
-        problems = load_problems(data.train, data, "data.train", distinct=True)
+        problems = load_problems(data.train, config, "data.train", distinct=True)
     elif data.function is not None:
         problems, held_out = call_function(data.function, config.seed)
         for part in problems, held_out:
@@ -111,7 +111,7 @@ def build_problems(config: RunConfig) -> Problems:
     else:
         raise ConfigError("data.train = None: must be a file of problems or a name on the hub, or set data.function")
     if data.held_out is not None:
-        held_out = load_problems(data.held_out, data, "data.held_out", distinct=True)
+        held_out = load_problems(data.held_out, config, "data.held_out", distinct=True)
     if held_out is None:
         return Problems(*split(problems, data.held_out_count))
     if (leak := describe_leak(problems, held_out)) is not None:
@@ -133,10 +133,11 @@ def call_function(name: str, seed: int) -> tuple[list[Problem], list[Problem]]:
     return train, held_out
 
 
-def load_problems(paths: str | Sequence[str], data: DataConfig, option: str, distinct: bool = False) -> list[Problem]:
-    """Read the problems of files or data sets, with the field names of the data section. option: names `paths`.
+def load_problems(paths: str | Sequence[str], config: RunConfig, option: str, distinct: bool = False) -> list[Problem]:
+    """Read the problems of files or data sets, as the data and reward sections say. option: names `paths`.
 
     distinct: keep one of several equal problems.
     """
+    data = config.data
     fields = data.prompt_field, data.answer_field, data.solution_field, data.answer_after
-    return read_problems(paths, *fields, option=option, distinct=distinct)
+    return read_problems(paths, *fields, option=option, distinct=distinct, scorers=config.reward.names)

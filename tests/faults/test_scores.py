@@ -1,5 +1,7 @@
 """Faults that could assign a reward to the wrong sample, or lose it."""
 
+import datetime
+import json
 import logging
 import os
 import signal
@@ -9,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +21,7 @@ from configs.schema.rewards import RewardConfig
 from launch.cli.errors import ConfigError
 from launch.data.problems import Problem, read_problems
 from launch.data.tokenizers import ByteTokenizer
-from launch.rewards.reward_fn import make_reward, unscorable_answers
+from launch.rewards.reward_fn import _as_object, host_scorer, make_reward, unscorable_answers
 from launch.rewards.scorers import load_scorer
 from launch.rewards.workers import PRINTED_LINES, RewardPool
 from tests.launch.processes import gone
@@ -179,7 +182,7 @@ def test_no_process_outlives_the_program(ending: str) -> None:
         ("sample_scorers:NOT_A_FUNCTION", ""),
         ("exits:f", "SystemExit: 3"),
         ("interrupts:f", "KeyboardInterrupt"),
-        ("dies:f", "does not start: died"),
+        ("dies:f", "died: its process ended, while it was imported"),
     ],
 )
 def test_a_scorer_without_import_is_refused(
@@ -189,7 +192,7 @@ def test_a_scorer_without_import_is_refused(
         write(tmp_path / f"{module}.py", "import os", line)
     monkeypatch.syspath_prepend(SCORERS)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=f"reward.scorer = (exact, )?{scorer}: .*{reason}"):
+    with pytest.raises(ConfigError, match=f"^reward.also = {scorer}: .*{reason}"):
         RewardPool(RewardConfig("exact", also=(scorer,), workers=1, time_limit_s=1))
 
 
@@ -262,3 +265,71 @@ def test_final_answers_of_math_are_the_same_for_equal_values() -> None:
     assert final is not None and final("no idea") is None
     assert final(r"so \boxed{\frac{1}{2}}") == final(r"hence \boxed{\frac12}.") == final("It is $1/2$") is not None
     assert final("The answer is 1,000.") == final(r"\boxed{1000}") != final(r"\boxed{100}")
+
+
+def test_row_48_a_scorer_that_fails_at_import_is_named_with_its_option(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    write(tmp_path / "exits_0.py", "import os", "print('x' * 10**6)", "os._exit(0)")
+    write(tmp_path / "good.py", "def f(completion, answer): return 1.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    for names, option in ((("exits_0:f", "exact"), "scorer"), (("good:f", "exits_0:f"), "also")):
+        with refuses(f"reward.{option} = exits_0:f: died: its process ended, while it was imported", ConfigError):
+            RewardPool(RewardConfig(names[0], also=names[1:], workers=2))
+
+
+def test_row_48_interrupts_and_output_are_shown_once(caplog: pytest.LogCaptureFixture) -> None:
+    with new_pool() as pool:
+        assert np.isnan(score(pool, *["interrupt"] * 40)).all()
+        assert score(pool, *[f"print {10**6}"] * 4) == [1.0] * 4
+    assert sum("KeyboardInterrupt" in record.message for record in caplog.records) == 1
+    assert len(caplog.records) == 1 + PRINTED_LINES + 1 and "prints more" in caplog.records[-1].message
+    assert all("reward.scorer = sample_scorers:by_command" in record.message for record in caplog.records)
+
+
+SCORER = """
+def whole(completion, problem):
+    assert problem["answer"] == {answer!r}
+    assert problem["prompt"] == {prompt!r}
+    return float(completion in problem["columns"]["accepted"]["words"]) + problem["columns"]["bonus"]
+def text(completion, answer):
+    return float(answer == {answer!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"), [("7", "7"), ({"a": [1, 2.5]}, '{"a": [1, 2.5]}'), ([["x", "ü"]], '[["x", "ü"]]')]
+)
+def test_row_52_a_scorer_may_take_the_whole_problem(
+    answer: object, text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    prompt, module = [{"role": "user", "content": "say hi"}], f"whole_{len(text)}"
+    row = {"prompt": prompt, "answer": answer, "accepted": {"words": ["hi", "hello"]}, "bonus": 0.25, "none": None}
+    path = write(tmp_path / "a.jsonl", json.dumps(row))
+    write(tmp_path / f"{module}.py", SCORER.format(answer=text, prompt=prompt))
+    monkeypatch.syspath_prepend(tmp_path)
+    config = RewardConfig(f"{module}:whole", also=(f"{module}:text",), workers=1)
+    problems = read_problems(path, "prompt", "answer", scorers=config.names)
+    tokens, tokenizer = np.zeros((2, 3), np.int32), ByteTokenizer()
+    for line, completion in zip(tokens, ("hi", "no"), strict=True):
+        line[:2] = tokenizer.encode(completion)
+    with RewardPool(config) as pool:
+        (_, _, values) = host_scorer(pool, tokenizer, problems)(tokens, np.array([2, 2]), np.array([0, 0]))
+    assert values.tolist() == [[1.25, 1.0], [0.25, 1.0]]
+
+
+def test_row_52_objects_are_answers_only_of_scorers_of_ones_own(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", '{"q": "x", "a": {"b": 1}}')
+    for names in ((), ("exact",), ("math", "my:scorer")):
+        with refuses("/...a.jsonl:1: field 'a' must be text or a number", ConfigError):
+            read_problems(path, "q", "a", scorers=names)
+    with refuses("/...a.jsonl:1: field 'a' must be text or a number", ConfigError):
+        read_problems(path, "q", "a", answer_after="#", scorers=("my:scorer",))
+    assert read_problems(path, "q", "a", scorers=("my:scorer",))[0].answer == '{"b": 1}'
+    assert not read_problems(path, "q", "a.b", scorers=("exact",))[0].columns
+
+
+def test_row_52_columns_of_any_type_reach_the_scorer() -> None:
+    columns = {"x": Decimal("1.5"), "y": np.arange(2), "z": datetime.date(2026, 1, 2), "n": float("nan"), "b": b"x"}
+    sent = _as_object(Problem(prompt="p", answer="1", columns=columns))["columns"]
+    assert (sent["x"], sent["y"], sent["z"], str(sent["n"]), sent["b"]) == (1.5, [0, 1], "2026-01-02", "nan", "b'x'")
