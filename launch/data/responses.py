@@ -1,25 +1,14 @@
-"""Prompts with answers to train on: the policy's own answers for a draft, worked solutions for the policy.
+"""Prompts with answers to train on: the policy's own answers for a draft, worked solutions for the policy."""
 
-A file of answers is JSONL. Each line is an object with the fields
-
-    prompt    text: the problem as in the data, before instruction and chat format.
-    response  text: the answer. A stop token is appended to it.
-    tokens    optional: token ids of the answer, including its stop token if it has one. Used instead of `response`,
-              because tokenizing the text may not give the generated tokens back.
-"""
-
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from launch.cli.errors import ConfigError
 from launch.data.batches import check_ids, pad
-from launch.data.json_lines import read_lines, text_field
 from launch.data.problems import Problem
-from launch.data.prompts import prompt_text, read_prompt, to_json
+from launch.data.prompts import prompt_text
 from launch.data.tokenizers import Tokenizer
 from specjax.parallel import processes
 from specjax.train.batch import Sequences
@@ -102,41 +91,6 @@ def join_answers(parts: Sequence[Answers]) -> Answers:
     return Answers(*(np.concatenate([getattr(part, field.name) for part in parts]) for field in fields(Answers)))
 
 
-def answer_records(answers: Answers, problems: Sequence[Problem], tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file of answers. `answers.ids` index `problems`."""
-    for problem, row, start, end in zip(
-        answers.ids, answers.tokens, answers.prompt_lengths, answers.lengths, strict=True
-    ):
-        ids = row[start:end].tolist()
-        yield {"prompt": to_json(problems[problem].prompt), "response": tokenizer.decode(ids), "tokens": ids}
-
-
-def load_answers(
-    path: Path, tokenizer: Tokenizer, max_prompt_tokens: int, max_new_tokens: int, vocab_size: int
-) -> tuple[Answers, int]:
-    """Read a file of answers. Return them and the number of answers dropped because their prompt is empty or too long.
-
-    Answers are cut to `max_new_tokens` tokens. Raises ConfigError for an invalid record, naming file and line, and if
-    no answer is left.
-    """
-    rows: list[tuple[list[int], list[int]]] = []
-    dropped = 0
-    for record, where in read_lines(path):
-        prompt = tokenizer.chat(read_prompt(record, "prompt", where))
-        if "tokens" in record:
-            answer = _checked_ids(record["tokens"], vocab_size, where)
-        else:
-            answer = [*tokenizer.encode(text_field(record, "response", where)), tokenizer.stop_tokens[0]]
-        check_ids([*prompt, *answer], vocab_size, where)
-        if 0 < len(prompt) <= max_prompt_tokens:
-            rows.append((prompt, answer[:max_new_tokens]))
-        else:
-            dropped += 1
-    if not rows:
-        raise ConfigError(f"{path}: must hold at least one answer to a prompt of 1 .. {max_prompt_tokens} tokens")
-    return Answers.pad([-1] * len(rows), rows, max_prompt_tokens + max_new_tokens), dropped
-
-
 def worked_solutions(problems: Sequence[Problem], tokenizer: Tokenizer, length: int, vocab_size: int) -> Answers:
     """Return the solutions of the problems as answers, each ended by a stop token and padded to `length` tokens.
 
@@ -158,11 +112,3 @@ def worked_solutions(problems: Sequence[Problem], tokenizer: Tokenizer, length: 
         check_ids([*prompt, *solution], vocab_size, f"problem {index} with its solution")
         pairs.append((prompt, solution))
     return Answers.pad(range(len(pairs)), pairs, length)
-
-
-def _checked_ids(value: Any, vocab_size: int, where: str) -> list[int]:
-    """Return `value`. Raises ConfigError unless it is a non-empty list of token ids."""
-    valid = isinstance(value, list) and value and all(type(x) is int and 0 <= x < vocab_size for x in value)
-    if not valid:
-        raise ConfigError(f"{where}: field 'tokens' must be a non-empty list of token ids below {vocab_size}")
-    return value

@@ -9,9 +9,10 @@ from rich.console import Console
 from launch.cli.errors import ConfigError
 from launch.cli.long_phases import LongPhases
 from launch.cli.paths import check_checkpoint, check_writable, write_results
+from launch.data.answer_files import answer_records, load_answers
 from launch.data.hub import hub_name
 from launch.data.json_lines import JsonLinesWriter
-from launch.data.responses import Answers, answer_records, load_answers
+from launch.data.responses import Answers
 from launch.distillation.acceptance import check_counts, measure_acceptance
 from launch.distillation.export import (
     check_trained,
@@ -43,7 +44,8 @@ class DistillArgs(Options):
         start:           Draft to start from: the recipe's, or the one in `checkpoint`.
         dialect:         Also write an EAGLE-3 head in this layout; ours: only DIR/draft.
         verifier:        Policy name to write in a speculators config. None: the policy's directory.
-        responses:       JSONL file of answers (prompt, response). None: generate them.
+        responses:       File of answers (prompt and response, messages or conversations), a folder of files or a name
+                         on the hub. None: generate them.
         save_responses:  File for the generated answers.
         temperatures:    Further temperatures at which acceptance is measured.
     """
@@ -85,7 +87,7 @@ def distill_offline(
     responses = None
     if args.responses is not None:
         with long_phases.phase("loading of answers", 1, "files", kept=False, quiet=True) as phase:
-            responses = _load_responses(Path(args.responses), experiment, console)
+            responses = _load_responses(args.responses, experiment, console)
             phase.finish()
     check_distillation(experiment, responses)
     check_trained(networks, args.public_dialect)
@@ -136,11 +138,11 @@ def distill_offline(
     print_distillation(result, acceptance, console)
 
 
-def _load_responses(path: Path, experiment: Experiment, console: Console) -> Answers:
-    """Return the answers in a JSONL file, and print how many were dropped."""
+def _load_responses(path: str, experiment: Experiment, console: Console) -> Answers:
+    """Return the answers in a file, and print how many were left out or cut."""
     config, vocab_size = experiment.config, experiment.networks.policy.vocab_size
     limits = config.data.max_prompt_tokens, config.rollout.max_new_tokens
-    answers, dropped = load_answers(path, experiment.tokenizer, *limits, vocab_size)
-    if dropped:
-        console.print(f"{dropped} responses dropped: prompt empty or over {limits[0]} tokens")
+    answers, notes = load_answers(path, experiment.tokenizer, *limits, vocab_size)
+    for note in notes:
+        console.print(note)
     return answers

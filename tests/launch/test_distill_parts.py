@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from launch.cli.long_phases import NOT_KEPT
+from launch.data.answer_files import answer_records, load_answers
 from launch.data.arithmetic import ALPHABET
 from launch.data.batches import PromptTable
 from launch.data.json_lines import JsonLinesWriter
 from launch.data.problems import Problem
-from launch.data.responses import Answers, answer_records, answers_of, join_answers, load_answers
+from launch.data.responses import Answers, answers_of, join_answers
 from launch.data.tokenizers import CharacterTokenizer
 from launch.distillation.acceptance import DraftRecords, count_drafts, length_buckets
 from launch.distillation.teacher_outputs import TeacherOutputCache, picks_of_step
@@ -36,8 +37,8 @@ def test_answers_from_a_file_make_the_same_batches(tmp_path: Path):
     for rows in (slice(2), slice(2, 6)):
         part = Answers(*(getattr(made, field.name)[rows] for field in fields(Answers)))
         file.append(answer_records(part, problems, tokenizer))
-    read, dropped = load_answers(tmp_path / "answers.jsonl", tokenizer, 8, 5, 15)
-    assert dropped == 0
+    read, notes = load_answers(tmp_path / "answers.jsonl", tokenizer, 8, 5, 15)
+    assert not notes
     for step in range(3):
         ours, theirs = made.draw(4, 7, step), read.draw(4, 7, step)
         np.testing.assert_array_equal(theirs.tokens, ours.tokens)
@@ -114,8 +115,9 @@ def test_a_response_without_tokens_is_read_as_text(tmp_path: Path):
     tokenizer, path = CharacterTokenizer(ALPHABET), tmp_path / "answers.jsonl"
     lines = [{"prompt": "1+2=", "response": "3#3"}, {"prompt": "1+2+3+4=", "response": "3"}]
     path.write_text("\n".join(json.dumps(line) for line in lines))
-    answers, dropped = load_answers(path, tokenizer, 6, 3, 15)
-    assert dropped == 1
+    answers, notes = load_answers(path, tokenizer, 6, 3, 15)
+    dropped = "1 of 2 responses dropped: prompt empty or over 6 tokens"
+    assert notes == ["1 of 2 responses cut to 3 tokens (rollout.max_new_tokens)", dropped]
     # Answers are cut at the budget, or end with the stop token.
     assert answers.completions.tolist() == tokenizer.encode("3#3")
     answers, _ = load_answers(path, tokenizer, 6, 4, 15)
