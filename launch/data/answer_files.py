@@ -20,7 +20,7 @@ from launch.cli.errors import ConfigError
 from launch.data.batches import check_ids
 from launch.data.json_lines import field_value, text_field
 from launch.data.problems import Problem
-from launch.data.prompts import read_prompt, to_json
+from launch.data.prompts import read_message, read_prompt, to_json
 from launch.data.records import Records, read_records
 from launch.data.responses import Answers
 from launch.data.tokenizers import Tokenizer
@@ -106,20 +106,11 @@ def _turns(record: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:
         if reasoning := next((field for field in _REASONING if message.get(field)), None):
             raise ConfigError(f"{where}: field {reasoning!r} of an answer cannot be read; must be part of its content")
         content = message.get("content")
-        if isinstance(content, list):
-            content = "".join(_part_text(part, where) for part in content)
+        content = content if _is_blank(content) else read_message(message, where).content
         # At the start of a conversation, or after another answer, there is no prompt for it.
         before = messages[index - 1] if index else {}
         asked = before.get("role") in ("user", "tool") and not _is_blank(before.get("content"))
         yield {"prompt": messages[:index] if asked else "", "response": content}
-
-
-def _part_text(part: Any, where: str) -> str:
-    if isinstance(part, str):
-        return part
-    if not isinstance(part, dict) or not isinstance(part.get("text"), str):
-        raise ConfigError(f"{where}: field 'content' of an answer must be text, or a list of parts of text")
-    return part["text"]
 
 
 def _is_blank(value: Any) -> bool:

@@ -52,7 +52,7 @@ def read_prompt(record: dict[str, object], field: str, where: str) -> Prompt:
         raise ConfigError(
             f"{where}: field {field!r} must be text or a list of messages with role and content, not {excerpt}"
         )
-    messages = tuple(_message(each, where) for each in value)
+    messages = tuple(read_message(each, where) for each in value)
     asked = [message.content for message in messages if message.role == "user"]
     if messages[-1].role not in ("user", "tool") or not asked or not asked[-1]:
         raise ConfigError(
@@ -61,7 +61,8 @@ def read_prompt(record: dict[str, object], field: str, where: str) -> Prompt:
     return messages
 
 
-def _message(message: dict[str, Any], where: str) -> Message:
+def read_message(message: dict[str, Any], where: str) -> Message:
+    """Return the message that a JSON object states, as `read_prompt` reads it."""
     others = {name: value for name, value in message.items() if name not in ("role", "content")}
     others = {name: value for name, value in others.items() if value not in (None, [])}
     try:

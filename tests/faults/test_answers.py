@@ -21,7 +21,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> HuggingFaceTokenizer:
 
 def read(path: Path, tokenizer: HuggingFaceTokenizer, most: int = 6) -> tuple[list[str], list[str]]:
     """Return the rows of a file of answers as text, and the lines on what was dropped or cut."""
-    answers, notes = load_answers(path, tokenizer, 15, most, tokenizer.vocab_size)
+    answers, notes = load_answers(path, tokenizer, 18, most, tokenizer.vocab_size)
     rows = zip(answers.tokens.tolist(), answers.lengths, strict=True)
     return [" ".join(WORDS[token] for token in row[:length]) for row, length in rows], notes
 
@@ -74,11 +74,16 @@ def test_row_41_tokens_end_once(tmp_path: Path, tokenizer: HuggingFaceTokenizer)
 def test_row_41_each_turn_is_an_answer(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
     """The first message and the fourth are the assistant's, without a prompt. The last turn has no answer."""
     turns = [("assistant", "it"), ("user", "hello"), ("assistant", "it"), ("assistant", "it"), ("user", "?")]
-    turns += [("assistant", [{"type": "text", "text": "? "}, "it"]), ("user", "it")]
+    turns += [
+        ("assistant", "world"),
+        ("tool", "it"),
+        ("assistant", [{"type": "text", "text": "? "}, "it"]),
+        ("user", "it"),
+    ]
     path = write(tmp_path / "a.jsonl", {"messages": [{"role": role, "content": text} for role, text in turns]})
     rows, notes = read(path, tokenizer)
-    assert [row.rpartition("<bot> ")[2] for row in rows] == [f"it {END}", f"? it {END}"]
-    assert notes == ["2 of 4 responses dropped: prompt empty or over 15 tokens"]
+    assert [row.rpartition("<bot> ")[2] for row in rows] == [f"it {END}", f"world {END}", f"? it {END}"]
+    assert notes == ["2 of 5 responses dropped: prompt empty or over 18 tokens"]
 
 
 def test_row_41_what_is_dropped_or_cut_is_counted(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
@@ -101,7 +106,7 @@ def test_row_41_what_is_dropped_or_cut_is_counted(tmp_path: Path, tokenizer: Hug
     assert sorted(notes) == [
         "1 of 12 responses cut at a stop token within them",
         "2 of 12 responses cut to 6 tokens (rollout.max_new_tokens)",
-        "2 of 12 responses dropped: prompt empty or over 15 tokens",
+        "2 of 12 responses dropped: prompt empty or over 18 tokens",
         "6 of 12 responses dropped: empty",
     ]
     with refuses("/b.jsonl: must hold at least one answer to a prompt; 1 of 1 responses dropped: empty", ConfigError):
