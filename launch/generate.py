@@ -1,4 +1,7 @@
-"""Answer a prompt: `python -m launch.generate CONFIG --prompt TEXT [--checkpoint DIR]`."""
+"""Answer a prompt: `python -m launch.generate CONFIG [--prompt TEXT] [--samples N] [--checkpoint DIR]`.
+
+Without `--prompt` it shows the first training problem as the model is asked, and answers it.
+"""
 
 from dataclasses import dataclass
 from functools import partial
@@ -8,12 +11,14 @@ from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_checkpoint, check_policy_source
 from launch.cli.recipe_options import GENERATE
-from launch.evaluation.one_prompt import answer_prompt
+from launch.data.problems import Problem
+from launch.evaluation.one_prompt import answer_prompt, as_asked
 from launch.run.networks import params_of
 from launch.run.pin_references import with_commits
 from launch.setup.experiment import build_experiment
+from launch.setup.problems import build_problems, build_tokenizer
 from specjax.checkpoint import Which
-from specjax.options import Options, Positive
+from specjax.options import NonNegative, Options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,16 +26,16 @@ class GenerateArgs(Options):
     """Options of launch.generate alone.
 
     Attributes:
-        prompt:          Prompt to answer.
+        prompt:          Prompt to answer. None: the first training problem, shown as the model is asked.
         checkpoint:      Directory of a run. None: the recipe's initial networks.
         checkpoint_step: Checkpoint of that run: newest, best or a step.
-        samples:         Number of answers.
+        samples:         Number of answers. 0: show the prompt only, without loading the model.
     """
 
-    prompt: str
+    prompt: str | None = None
     checkpoint: str | None = None
     checkpoint_step: Which = "newest"
-    samples: Positive = 1
+    samples: NonNegative = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,12 +53,17 @@ def main(argv: list[str]) -> int:
         GENERATE,
         allow_truncated_law=True,
     )
-    config = join_hosts(config)
+    config = with_commits(join_hosts(config), args.checkpoint)
+    problem = Problem(prompt=args.prompt, answer="") if args.prompt is not None else build_problems(config).train[0]
+    if args.prompt is None or args.samples == 0:
+        console.print(as_asked(problem, build_tokenizer(config)))
+    if args.samples == 0:
+        return 0
     check_policy_source(config, args.checkpoint)
-    experiment = build_experiment(with_commits(config, args.checkpoint), training=False)
+    experiment = build_experiment(config, training=False)
     params = params_of(args.checkpoint, experiment, args.checkpoint_step)
     show = partial(console.print, end="")
-    console.print(answer_prompt(experiment, params, args.prompt, args.samples, show))
+    console.print(answer_prompt(experiment, params, problem.prompt, args.samples, show))
     return 0
 
 

@@ -161,6 +161,10 @@ class HuggingFaceTokenizer:
         text_ids = [i for i in ids if 0 <= i < self.vocab_size and i not in self.stop_tokens]
         return self._tokenizer.decode(text_ids, skip_special_tokens=self._skips_special)
 
+    def with_special_tokens(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids` with all special tokens, for people to read."""
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
+
     def cut_tokens(self) -> list[str]:
         """Return the tokens that are never in decoded text: stop tokens, and special tokens unless they are kept."""
         stops = dict(zip(self._tokenizer.convert_ids_to_tokens(list(self.stop_tokens)), self.stop_tokens, strict=True))

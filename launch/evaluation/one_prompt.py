@@ -11,6 +11,8 @@ from launch.cli.compilation import CompileClock
 from launch.cli.errors import ConfigError
 from launch.data.batches import fixed_batches
 from launch.data.problems import Problem
+from launch.data.prompts import Prompt
+from launch.data.tokenizers import HuggingFaceTokenizer, Tokenizer
 from launch.evaluation.sampler import Sampler
 from launch.evaluation.streaming import stream_rounds
 from launch.setup.experiment import Experiment
@@ -21,8 +23,16 @@ from specjax.train.metrics import rollout_metrics
 from specjax.types import Params, Prompts
 
 
+def as_asked(problem: Problem, tokenizer: Tokenizer) -> str:
+    """Return the problem's prompt as the model is asked, with its special tokens, and the reference answer."""
+    ids = tokenizer.chat(problem.prompt)
+    text = tokenizer.with_special_tokens(ids) if isinstance(tokenizer, HuggingFaceTokenizer) else tokenizer.decode(ids)
+    answer = f"\n\nreference answer: {problem.answer}" if problem.answer else ""
+    return f"{problem.source or 'prompt'}, as the model is asked, in {len(ids)} tokens:\n\n{text}{answer}\n"
+
+
 def answer_prompt(
-    experiment: Experiment, params: Params, prompt: str, samples: int, show: Callable[[str], None]
+    experiment: Experiment, params: Params, prompt: Prompt, samples: int, show: Callable[[str], None]
 ) -> str:
     """Show `samples` answers as text. Return one line on their speed and how they ended.
 
