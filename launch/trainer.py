@@ -2,16 +2,12 @@
 
 import hashlib
 import json
-import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from configs.override import override
 from launch.cli.console import wide_console
@@ -25,7 +21,7 @@ from launch.comparison.stage_times import VariantReport
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from launch.evaluation.one_prompt import answer_prompt
-from launch.rewards.reward_fn import make_pool, make_reward
+from launch.rewards.reward_fn import function_reward, make_pool, make_reward
 from launch.rewards.scorers import FUNCTION
 from launch.run.directory import RUNS
 from launch.run.export import ExportArgs, export
@@ -33,10 +29,8 @@ from launch.run.start import held_out_evaluator
 from launch.setup.experiment import Experiment
 from launch.train import run
 from models.files import write_atomically
-from specjax.rewards import HostReward, RewardFn
+from specjax.rewards import RewardFn
 from specjax.types import TrainState
-
-logger = logging.getLogger(__name__)
 
 RewardOf = Callable[[Sequence[Problem], Tokenizer], RewardFn]
 
@@ -107,8 +101,9 @@ def train(
         model:   Directory in Hugging Face layout, or name on the hub.
         data:    File of problems or name on the hub, or a list of problems: dicts with `prompt` (text or messages),
                  `answer` and whatever the reward reads. `options` names other fields. A list is kept in a file in runs.
-        reward:  Function (completion, problem) -> number, above 0.5 if it is correct; `problem` has all columns. It
-                 runs in this process. Or the name of a scorer, as "math".
+        reward:  Function (completion, problem) -> number, above 0.5 if it is correct, which runs in this process.
+                 `problem` is {"prompt", "answer", "columns"}; under another name, the parameter is the answer. Or the
+                 name of a scorer, as "math".
         steps:   Number of steps.
         out:     Directory of the run. None: a new one in runs.
         resume:  Continue the run in `out`.
@@ -121,7 +116,7 @@ def train(
     values: dict[str, Any] = {
         "model.path": str(model),
         "data.train": str(data) if isinstance(data, str | Path) else str(_kept(data)),
-        "reward.scorer": FUNCTION if callable(reward) else reward,
+        "reward.scorer": f"{FUNCTION}{reward.__name__}" if callable(reward) else reward,
         "steps": steps,
         "out": None if out is None else str(out),
         "resume": resume,
@@ -132,37 +127,6 @@ def train(
     if result.signal is not None:
         raise Stopped(result.signal, f"stopped; train(.., out={str(result.directory)!r}, resume=True) continues it")
     return TrainedRun(result.directory, result.experiment, result.state, reward_of)
-
-
-def function_reward(function: Callable[..., Any], problems: Sequence[Problem], tokenizer: Tokenizer) -> HostReward:
-    """Return the reward that a function of this process gives to completions of `problems`.
-
-    A completion on which it raises an exception, or returns no finite number, has no reward; each message is logged
-    once.
-    """
-    logged = set[str]()
-
-    def score_one(completion: str, problem: Problem) -> float:
-        try:
-            value = float(function(completion, problem))
-            if math.isfinite(value):
-                return value
-            reason = f"returned {value}"
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-        if reason not in logged:
-            logged.add(reason)
-            logger.warning("reward: a completion has no reward: %s", reason)
-        return math.nan
-
-    def score(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
-        values = np.full(len(ids), np.nan, np.float32)
-        for row in np.flatnonzero(ids >= 0):
-            completion = tokenizer.decode(tokens[row, : lengths[row]].tolist())
-            values[row] = score_one(completion, problems[ids[row]])
-        return values, (values > 0.5).astype(np.float32)
-
-    return HostReward(score)
 
 
 def _kept(problems: Sequence[Mapping[str, Any]]) -> Path:

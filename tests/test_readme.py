@@ -40,7 +40,7 @@ def test_a_run_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert (tmp_path / "policy/model.safetensors").exists() and (tmp_path / "draft/made_for.json").exists()
     recorded = json.loads((tmp_path / "runs/own_data/config.json").read_text())
     assert (recorded["steps"], recorded["model"]["path"]) == (50, "Qwen/Qwen3-0.6B")
-    with pytest.raises(ConfigError, match="reward.scorer = python"):
+    with pytest.raises(ConfigError, match="reward.scorer = python:reward"):
         load_scorer(recorded["reward"]["scorer"])
 
 

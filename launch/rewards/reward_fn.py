@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from launch.data.json_lines import to_json
 from launch.data.problems import Problem
 from launch.data.prompts import to_json as prompt_fields
 from launch.data.tokenizers import Tokenizer
-from launch.rewards.scorers import FUNCTION, NAMED, load_scorer
+from launch.rewards.scorers import FUNCTION, NAMED, load_scorer, scorer_of
 from launch.rewards.workers import CHUNK, RewardPool
 from specjax.rewards import HostReward, HostScore, RewardFn
 from specjax.types import Prompts, Reward, Rollout
@@ -33,7 +34,7 @@ def final_answer_of(config: RewardConfig) -> Callable[[str], str | None] | None:
     It runs in this process without a time limit, so call it only on completions that were scored. A completion on which
     it raises an exception has no answer.
     """
-    if config.scorer == FUNCTION:
+    if config.scorer.startswith(FUNCTION):
         return None
     name = "exact" if config.scorer == TRACED else config.scorer
     final_answer = load_scorer(name, config.pattern_of(name)).final_answer
@@ -110,6 +111,37 @@ def host_scorer(pool: RewardPool, tokenizer: Tokenizer, problems: Sequence[Probl
         return (total, correct, values) if config.parts else (total, correct)
 
     return score
+
+
+def function_reward(function: Callable[..., Any], problems: Sequence[Problem], tokenizer: Tokenizer) -> HostReward:
+    """Return the reward that a function of this process gives to completions of `problems`.
+
+    function: (completion, answer) or (completion, problem) -> number. A completion on which it raises an exception, or
+              returns no finite number, has no reward. Each message is logged once.
+    """
+    scorer, logged = scorer_of(function), set[str]()
+
+    def score_one(completion: str, problem: Problem) -> float:
+        try:
+            value = float(scorer(completion, _as_object(problem)))
+            if math.isfinite(value):
+                return value
+            reason = f"returned {value}"
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        if reason not in logged:
+            logged.add(reason)
+            logger.warning("reward: a completion has no reward: %s", reason)
+        return math.nan
+
+    def score(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
+        values = np.full(len(ids), np.nan, np.float32)
+        for row in np.flatnonzero(ids >= 0):
+            completion = tokenizer.decode(tokens[row, : lengths[row]].tolist())
+            values[row] = score_one(completion, problems[ids[row]])
+        return values, (values > 0.5).astype(np.float32)
+
+    return HostReward(score)
 
 
 def _as_object(problem: Problem) -> dict[str, Any]:

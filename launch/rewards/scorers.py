@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
 
-# The scorer of a run whose reward is a function that was passed to `launch.trainer.train`.
-FUNCTION = "python"
+# The name of a function that was passed to `launch.trainer.train` begins so.
+FUNCTION = "python:"
 
 
 class Scorer(NamedTuple):
@@ -139,20 +139,23 @@ def option_of(index: int) -> str:
 def load_scorer(name: str, pattern: str | None = None, option: str = "reward.scorer") -> Scorer:
     """Return the scorer of that name, or the function that "package.module:name" names.
 
-    If the function's module also has a function `final_answer`, it is the scorer's. A function whose second parameter
-    is named `problem` gets the whole problem. Raises ConfigError if there is no
+    If the function's module also has a function `final_answer`, it is the scorer's. Raises ConfigError if there is no
     such function, and ImportError if a built-in scorer needs a package that is not installed.
 
     pattern: regular expression for `regex` and `format`. option: for error messages.
     """
-    if name == FUNCTION:
+    if name.startswith(FUNCTION):
         raise ConfigError(f"reward.scorer = {name}: was a function of a script; name it as package.module:name")
     if name in NAMED:
         return NAMED[name]() if pattern is None else NAMED[name](pattern)
     function = load_function(option, name, NAMED)
+    return scorer_of(function, getattr(sys.modules[name.partition(":")[0]], "final_answer", None))
+
+
+def scorer_of(function: Callable[[str, Any], Any], final_answer: Callable[[str], str | None] | None = None) -> Scorer:
+    """Return the scorer that a function is. If its second parameter is named `problem`, it gets the whole problem."""
     try:
         parameters = [*inspect.signature(function).parameters]
     except (TypeError, ValueError):  # a function of C
         parameters = []
-    final_answer = getattr(sys.modules[name.partition(":")[0]], "final_answer", None)
     return Scorer(function, final_answer, of_problem=parameters[1:2] == ["problem"])
