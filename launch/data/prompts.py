@@ -63,21 +63,25 @@ def read_prompt(record: dict[str, object], field: str, where: str) -> Prompt:
 
 def read_message(message: dict[str, Any], where: str) -> Message:
     """Return the message that a JSON object states, as `read_prompt` reads it."""
-    others = {name: value for name, value in message.items() if name not in ("role", "content")}
-    others = {name: value for name, value in others.items() if value not in (None, [])}
-    try:
-        text = json.dumps(others, default=_number, allow_nan=False, ensure_ascii=False)
-        text.encode()
-    except (TypeError, ValueError) as error:
-        names = ", ".join(map(repr, others))
-        raise ConfigError(f"{where}: fields {names} of a message must be finite JSON values: {error}") from None
+    given = {name: value for name, value in message.items() if name not in ("role", "content")}
+    extra = {name: _json_value(value, name, where) for name, value in given.items() if value not in (None, [])}
     role, content = text_field(message, "role", where), message.get("content")
-    if content is None and role == "assistant" and CALLS & others.keys():
-        return Message(role, None, json.loads(text))
+    if content is None and role == "assistant" and CALLS & extra.keys():
+        return Message(role, None, extra)
     if isinstance(content, list):
         content = "".join(_text_of_part(part, where) for part in content)
         message = {"content": content}
-    return Message(role, "" if content == "" else text_field(message, "content", where), json.loads(text))
+    return Message(role, "" if content == "" else text_field(message, "content", where), extra)
+
+
+def _json_value(value: object, name: str, where: str) -> Any:
+    """Return the value of a field of a message as JSON has it. Raises ConfigError if that is impossible."""
+    try:
+        text = json.dumps(value, default=_number, allow_nan=False, ensure_ascii=False)
+        text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{where}: field {name!r} of a message: {error}; must be finite JSON values") from None
+    return json.loads(text)
 
 
 def _text_of_part(part: Any, where: str) -> str:
