@@ -70,20 +70,20 @@ class RunConfig(TrainConfig):
         lag = self.asynchronous.lag
         if lag and lag >= self.steps:
             raise ValueError(f"asynchronous.lag = {lag}: must be less than steps = {self.steps}")
-        self._check_correction()
         if self.rollout.verifier not in VERIFIERS:
             raise ValueError(f"rollout.verifier: must be one of {', '.join(VERIFIERS)} in a recipe, to be written down")
 
-    def _check_correction(self) -> None:
-        """Raise ValueError if rollouts sample from another law than the one that is trained, and no weight corrects."""
-        uncorrected = self.updates.several and not self.updates.recompute_old
-        if self.loss.importance_cap is not None and not uncorrected:
-            return
-        needed = "updates.recompute_old with several updates" if uncorrected else "loss.importance_cap"
-        for name, value, same in (
-            ("model.rollout_dtype", self.model.rollout_dtype, None),
-            ("asynchronous.lag", self.asynchronous.lag, 0),
-            ("rollout.carry_over", self.rollout.carry_over, None),
-        ):
-            if value not in (None, same):
-                raise ValueError(f"{name} = {value}: must be {same} without {needed}, to correct for it")
+
+def check_correction(config: RunConfig) -> None:
+    """Raise ValueError if rollouts sample from another law than the one that is trained, and no weight corrects."""
+    uncorrected = config.updates.several and not config.updates.recompute_old
+    if config.loss.importance_cap is not None and not uncorrected:
+        return
+    needed = "updates.recompute_old = True" if uncorrected else "loss.importance_cap a number such as 2"
+    for name, value, same in (
+        ("model.rollout_dtype", config.model.rollout_dtype, None),
+        ("asynchronous.lag", config.asynchronous.lag, 0),
+        ("rollout.carry_over", config.rollout.carry_over, None),
+    ):
+        if value not in (None, same):
+            raise ValueError(f"{name} = {value}: must be {same}, or {needed}, to correct for it")

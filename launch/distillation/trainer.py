@@ -12,7 +12,7 @@ from launch.distillation.answers import AnswerGenerator, Keep
 from launch.distillation.cost import DistillationCost, Work
 from launch.distillation.teacher_outputs import TeacherOutputCache, picks_of_step
 from launch.setup.draft_vocabulary import most_frequent
-from launch.setup.experiment import Experiment
+from launch.setup.experiment import Experiment, check_distillation_batch
 from launch.setup.memory import check_rollout
 from specjax.drafters import Drafter, NoDrafter
 from specjax.parallel.mesh import batch_shards
@@ -49,12 +49,7 @@ def check_distillation(experiment: Experiment, given: Answers | None = None) -> 
     prompts, group_size = config.data.prompts, config.rollout.group_size
     check_rollout(experiment, config.rollout, prompts, {"data.prompts": prompts, "rollout.group_size": group_size})
     experiment.train_batches()
-    parts = batch_shards(experiment.mesh) * options.microbatches
-    if options.batch_size % parts:
-        raise ConfigError(
-            f"distill.batch_size = {options.batch_size}: must be a multiple of distill.microbatches x mesh.data x "
-            f"mesh.fsdp = {parts}"
-        )
+    check_distillation_batch(config, batch_shards(experiment.mesh))
     available = _chunks(experiment)[0] * experiment.sequences if given is None else len(given)
     if options.batch_size > available:
         source = "answers in the first of distill.chunks" if given is None else "given answers"

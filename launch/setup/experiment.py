@@ -1,5 +1,6 @@
 """Construction of everything that a run needs before its first step: mesh, networks, problems, functions."""
 
+import math
 import re
 import zlib
 from collections.abc import Sequence
@@ -11,7 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from configs.schema import AsynchronousConfig, RunConfig
-from launch.cli.errors import ConfigError, check_all, first_line
+from configs.schema.run import check_correction
+from launch.cli.errors import ConfigError, as_config_error, check_all, first_line
 from launch.cli.functions import load_function
 from launch.cli.hosts import request_cpu_devices
 from launch.cli.long_phases import NOT_KEPT, LongPhases
@@ -27,7 +29,7 @@ from specjax.carry_over.groups import nothing_carried
 from specjax.carry_over.rollout import carry_over, carry_over_fn
 from specjax.keys import SeedStep
 from specjax.options import nearest_divisors, nearest_multiples
-from specjax.parallel.mesh import MeshConfig, batch_shards, disjoint_mesh, make_mesh
+from specjax.parallel.mesh import batch_shards, disjoint_mesh, make_mesh
 from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
 from specjax.rollout.plan import Phase, RolloutConfig, lay_out
 from specjax.rollout.speculative import speculative_rollout
@@ -164,23 +166,16 @@ def build_experiment(
     asynchronous: True follows the config's `asynchronous` section, which only runs do.
     """
     functions = _load_functions(config)
+    checks = [partial(_check_correction, config)] if training else []
     if not asynchronous:
         config = replace(config, asynchronous=AsynchronousConfig())
-    lag, separate = config.asynchronous.lag, config.asynchronous.rollout_mesh
     request_cpu_devices(config)
-    try:
-        mesh = make_mesh(config.mesh, alone=lag is None)
-        rollout_mesh = mesh if lag is None else _rollout_mesh(separate, mesh)
-        # Raises if SPECJAX_KERNELS is invalid.
-        kernels.compiler_options(jnp.dtype(config.model.dtype))
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    checks = [partial(_check_windows, config)]
+    meshes = list[Mesh]()
+    checks += [partial(_make_meshes, config, meshes), partial(_check_windows, config)]
     if training:
-        checks.append(partial(_check_divisibility, config, batch_shards(mesh)))
-        if lag is not None:
-            checks.append(partial(_check_prompts, config, batch_shards(rollout_mesh), "asynchronous.rollout_mesh"))
+        checks.append(partial(_check_shards, config, meshes))
     check_all(checks)
+    mesh, rollout_mesh = meshes
     with long_phases.phase("loading", 3, "parts", kept=False, quiet=True) as phase:
         tokenizer = build_tokenizer(config)
         phase.finish(note="tokenizer loaded")
@@ -191,7 +186,6 @@ def build_experiment(
         networks = build_networks(config, mesh, tokenizer, problems.train)
         _check_experts(config, networks)
         phase.finish(note="networks loaded")
-    meshes = mesh, rollout_mesh
     return Experiment(_frozen_if_empty(config, networks), *meshes, tokenizer, problems, networks, *functions)
 
 
@@ -202,7 +196,9 @@ def abstract_experiment(config: RunConfig, mesh: Mesh) -> Experiment:
     ConfigError if sections of `config` contradict each other.
     """
     functions = _load_functions(config)
-    check_all([partial(_check_windows, config), partial(_check_divisibility, config, batch_shards(mesh))])
+    shards = batch_shards(mesh)
+    checks = _check_correction, _check_windows, partial(_check_divisibility, shards=shards, rollout_shards=shards)
+    check_all([partial(check, config) for check in checks])
     tokenizer, stop_tokens = ByteTokenizer(), config.rollout.stop_tokens or (0,)
     if config.data.tokenizer != "checkpoint":
         tokenizer = build_tokenizer(config)
@@ -228,11 +224,18 @@ def _load_functions(config: RunConfig) -> tuple[RolloutFn, LossFn]:
     )
 
 
-def _rollout_mesh(config: MeshConfig, mesh: Mesh) -> Mesh:
-    """Return the rollout mesh of an asynchronous run. Raises ValueError if it cannot stand beside `mesh`."""
-    rollout_mesh = disjoint_mesh(config, mesh)
-    check_sizes(mesh, rollout_mesh)
-    return rollout_mesh
+def _make_meshes(config: RunConfig, meshes: list[Mesh]) -> None:
+    """Append the meshes that train and that generate. Raises ConfigError if the devices do not allow them."""
+    lag = config.asynchronous.lag
+    with as_config_error():
+        # Raises if SPECJAX_KERNELS is invalid.
+        kernels.compiler_options(jnp.dtype(config.model.dtype))
+        mesh = make_mesh(config.mesh, alone=lag is None)
+        meshes.append(mesh)
+        rollout_mesh = mesh if lag is None else disjoint_mesh(config.asynchronous.rollout_mesh, mesh)
+        if lag is not None:
+            check_sizes(mesh, rollout_mesh)
+        meshes.append(rollout_mesh)
 
 
 def _check_experts(config: RunConfig, networks: Networks) -> None:
@@ -245,23 +248,32 @@ def _check_experts(config: RunConfig, networks: Networks) -> None:
             raise ConfigError(f"{name}.expert = {mesh.expert}: must be 1; neither network has a mixture of experts")
 
 
-def _check_prompts(config: RunConfig, shards: int, mesh: str) -> None:
-    if config.data.prompts % shards:
-        raise ConfigError(
-            f"data.prompts = {config.data.prompts}: must be a multiple of {mesh}.data x {mesh}.fsdp = {shards}; "
-            f"nearest: {nearest_multiples(config.data.prompts, shards)}"
-        )
+def _check_correction(config: RunConfig) -> None:
+    with as_config_error():
+        check_correction(config)
 
 
-def _check_divisibility(config: RunConfig, shards: int) -> None:
-    """Raise ConfigError unless prompts, groups, minibatches and microbatches divide evenly over the data shards."""
-    _check_prompts(config, shards, "mesh")
-    prompts, groups, updates = config.data.prompts, config.selection.groups, config.updates
+def _check_divisibility(config: RunConfig, shards: int, rollout_shards: int) -> None:
+    """Raise a ConfigError unless prompts, groups, minibatches and microbatches divide over the data shards.
+
+    It has a line for each that does not. Those that depend on a refused number are checked with the nearest that works.
+    """
+    refused, prompts, groups, updates = list[str](), config.data.prompts, config.selection.groups, config.updates
+    counts = {"mesh": shards, "asynchronous.rollout_mesh": rollout_shards}
+    failing = [f"{mesh}.data x {mesh}.fsdp = {count}" for mesh, count in counts.items() if prompts % count]
+    if failing:
+        if rollout_shards == shards:
+            failing = failing[:1]
+        near = nearest_multiples(prompts, math.lcm(shards, rollout_shards))
+        refused.append(f"data.prompts = {prompts}: must be a multiple of {' and of '.join(failing)}; nearest: {near}")
+        prompts = _nearest(prompts, near)
     if groups % shards or groups > prompts:
-        raise ConfigError(
+        near = nearest_multiples(min(groups, prompts), shards)
+        refused.append(
             f"selection.groups = {groups}: must be a multiple of mesh.data x mesh.fsdp = {shards}, and at most "
-            f"data.prompts = {prompts}; nearest: {nearest_multiples(min(groups, prompts), shards)}"
+            f"data.prompts = {prompts}; nearest: {near}"
         )
+        groups = _nearest(groups, near)
     sequences, minibatches = (groups or prompts) * config.rollout.group_size // shards, updates.minibatches
     if sequences % (minibatches * config.microbatches):
         name = f"updates.minibatches x microbatches = {minibatches} x {config.microbatches}"
@@ -270,10 +282,42 @@ def _check_divisibility(config: RunConfig, shards: int) -> None:
         option, value, number = "microbatches", config.microbatches, sequences // minibatches
         if sequences % minibatches:
             option, value, number = "updates.minibatches", minibatches, sequences
-        raise ConfigError(
-            f"{name}: must divide {sequences}, the sequences that a data shard trains on per step; nearest {option}: "
+        refused.append(
+            f"{name}: must divide {sequences}, the sequences that a data shard trains on per step"
+            f"{f' with data.prompts = {prompts}' * (prompts != config.data.prompts)}; nearest {option}: "
             f"{nearest_divisors(value, number)}"
         )
+    if refused:
+        raise ConfigError(*refused)
+
+
+def _check_shards(config: RunConfig, meshes: Sequence[Mesh]) -> None:
+    """Raise ConfigError unless the batches of a training step, and of a new run's distillation, divide over the meshes.
+
+    meshes: those that could be made, of the one that trains and the one that generates.
+    """
+    if not meshes:
+        return
+    shards, rollout_shards = batch_shards(meshes[0]), batch_shards(meshes[-1])
+    checks = [partial(_check_divisibility, config, shards, rollout_shards)]
+    if config.distill.steps and not config.resume:
+        checks.append(partial(check_distillation_batch, config, shards))
+    check_all(checks)
+
+
+def check_distillation_batch(config: RunConfig, shards: int) -> None:
+    """Raise ConfigError unless the microbatches of distillation divide over the data shards."""
+    rows, parts = config.distill.batch_size, config.distill.microbatches * shards
+    if rows % parts:
+        raise ConfigError(
+            f"distill.batch_size = {rows}: must be a multiple of distill.microbatches x mesh.data x mesh.fsdp = "
+            f"{parts}; nearest: {nearest_multiples(rows, parts)}"
+        )
+
+
+def _nearest(value: int, choices: str) -> int:
+    """Return the nearest of the choices that a message names ("24 or 32")."""
+    return min(map(int, choices.split(" or ")), key=lambda choice: abs(choice - value))
 
 
 def _check_windows(config: RunConfig) -> None:

@@ -14,6 +14,7 @@ from jaxtyping import Array
 from specjax import kernels
 from specjax.asynchronous.device_transfer import Move, join_groups, shardings
 from specjax.drafters import Drafter
+from specjax.options import nearest_divisors, nearest_multiples
 from specjax.parallel.mesh import AXES, BATCH_AXES, batch_shards
 from specjax.rollout.generate import gathered_shardings, prepare
 from specjax.types import Params, Policy, PyTree
@@ -110,16 +111,20 @@ class Send:
 
 def check_sizes(source: Mesh, target: Mesh) -> None:
     """Raise ValueError unless one size divides the other, and the quotient the data x fsdp of a larger target."""
-    name = f"asynchronous.rollout_mesh = {target.devices.shape}"
-    large, small = max(source.size, target.size), min(source.size, target.size)
+    name, size = f"asynchronous.rollout_mesh = {target.devices.shape}", target.size
+    large, small = max(source.size, size), min(source.size, size)
     if large % small:
+        nearest = nearest_divisors(size, large) if size < large else nearest_multiples(size, source.size)
         raise ValueError(
-            f"{name}: has {target.size} devices; must be a multiple or a divisor of {source.size}, "
-            f"that of mesh = {source.devices.shape}"
+            f"{name}: has {size} devices; must be a multiple or a divisor of {source.size}, that of mesh = "
+            f"{source.devices.shape}; nearest: {nearest}"
         )
-    copies, shards = target.size // small, batch_shards(target)
+    copies, shards = size // small, batch_shards(target)
     if shards % copies:
-        raise ValueError(f"{name}: has {copies} times the devices of mesh; data x fsdp must be a multiple of {copies}")
+        raise ValueError(
+            f"{name}: has {copies} times the devices of mesh; data x fsdp must be a multiple of {copies}; nearest: "
+            f"{nearest_multiples(shards, copies)}"
+        )
 
 
 def copy_on(mesh: Mesh, policy: Policy, drafter: Drafter, params: Params) -> Params:
