@@ -2,9 +2,11 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
+from launch.cli.diagnose_command import diagnose_command
 from launch.run.draft_monitor import acceptance_alarm
 from launch.run.records import RunRecords
 
@@ -45,11 +47,12 @@ def _section(line: str) -> str:
 def _draft_alarms(run: RunRecords) -> Iterator[tuple[int, str]]:
     """Yield a warning for each period in which the draft alarm was raised, with its first and last step."""
     steps, raised = run.measured("draft/alarm")
+    command = diagnose_command(run.config, Path(run.config.get("out") or Path("runs", run.name)))
     changes = np.flatnonzero(np.diff(raised > 0, prepend=False, append=False))
     for start, end in zip(changes[::2], changes[1::2], strict=True):
         step = int(steps[start])
         rates = (_value_at(run, f"draft/{name}_acceptance", step) for name in ("measured", "promised"))
-        yield step, f"{acceptance_alarm(step, *rates)}. It lasted to step {steps[end - 1]}"
+        yield step, f"{acceptance_alarm(step, *rates, command)}. It lasted to step {steps[end - 1]}"
 
 
 def _bad_steps(run: RunRecords) -> Iterator[tuple[int, str]]:

@@ -2,13 +2,18 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 from rich.table import Column, Table
 
 from launch.cli.console import console
+from launch.cli.diagnose_command import diagnose_command
 from launch.cli.progress import duration
 from launch.run.draft_monitor import acceptance_alarm
+from launch.run.history import CONFIG_FILE
+from models.files import read_json
 
 HEADER = "   reward  accuracy  acceptance length  tokens/s  s/step"
 HEADER_EVERY = 20
@@ -35,10 +40,12 @@ class StepPrinter:
     with a step and its metrics, and 0 for those from before the first step. A lasting alarm is printed once, when it
     begins.
 
-    last: last step of the run, shown after each step's number; None: neither that nor the time left.
+    directory: of the run, for the commands that alarms name.
+    last:      last step of the run, shown after each step's number; None: neither that nor the time left.
     """
 
-    def __init__(self, every: int, last: int | None = None) -> None:
+    def __init__(self, every: int, directory: Path, last: int | None = None) -> None:
+        self._directory = directory
         self._every, self._last, self._lines, self._alarms = every, last, 0, set[str]()
         self._steps: list[Values] = []
         self._seconds: deque[float] = deque(maxlen=TIMED)
@@ -49,7 +56,8 @@ class StepPrinter:
             return
         if self._begins("draft/alarm", values):
             measured, promised = values["draft/measured_acceptance"], values["draft/promised_acceptance"]
-            console.print(acceptance_alarm(step, measured, promised), style="bold red")
+            command = diagnose_command(_config(self._directory), self._directory)
+            console.print(acceptance_alarm(step, measured, promised, command), style="bold red")
         if self._begins("rollout/logprob_alarm", values):
             gaps = values["rollout/logprob_gap_mean"], values["rollout/sequence_logprob_gap_max"]
             console.print(logprob_alarm(step, *gaps), style="bold red")
@@ -81,6 +89,13 @@ class StepPrinter:
         begins = bool(values[alarm]) and alarm not in self._alarms
         (self._alarms.add if values[alarm] else self._alarms.discard)(alarm)
         return begins
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    try:
+        return read_json(directory / CONFIG_FILE)
+    except ValueError:  # damaged since the start
+        return {}
 
 
 def logprob_alarm(step: int, gap: float | None, sequence_gap: float | None) -> str:

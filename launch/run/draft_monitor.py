@@ -1,14 +1,17 @@
 """Alarms and notices about a run's draft, with their causes and the next command, and its share of the time."""
 
+import json
 import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from launch.cli.console import console
+from launch.cli.diagnose_command import diagnose_command
 from launch.run.step_timer import DispatchedStep
 from launch.setup.drafts.base import MORE_TRAINING, Draft
 from launch.setup.experiment import Experiment
@@ -41,9 +44,11 @@ NOT_ACCEPTED = Alert(
     f"ALARM at step {{step}}: the rollout accepts {{measured}} of its drafts at position 1, but training on the same "
     f"tokens promises at least {{promised}}, for {ALARM_PATIENCE} steps in a row. The output distribution is still "
     "exact, but drafting is broken",
-    "features of the wrong layers, another rope base, features and tokens paired off by one, a shuffled draft "
-    "vocabulary (d2t), stale draft weights in the rollout, a draft cache that is not repaired or starts late",
-    "python -m launch.diagnose CONFIG --checkpoint RUN tells them apart",
+    "a draft cache that is not rolled back or starts late, draft weights of an earlier step in the rollout, a verifier "
+    "that accepts less than its law, a rollout in 8 bits (draft.rollout_dtype), in a drafter of your own `propose` and "
+    "`loss` that read different things. A head that is read in a wrong way (layers, rope, vocabulary) cannot be the "
+    "cause: training reads it in the same way",
+    "{command} tells them apart",
 )
 # The stated acceptance holds for the prompts that it was measured on. A head distilled on GSM8K, which stated 0.45, had
 # 0.21 on short instructions.
@@ -51,7 +56,7 @@ WRONGLY_LOADED = Alert(
     "ALARM: the draft of {read_from} has a predicted acceptance of {predicted:.2f} in the first step; {expected}. The "
     "output distribution is still exact",
     "it was trained on another domain of prompts than this run's; {causes}",
-    f"python -m launch.diagnose CONFIG; if nothing is off, the draft needs {MORE_TRAINING}",
+    f"{{command}}; if nothing is off, the draft needs {MORE_TRAINING}",
 )
 SLOWER = Alert(
     "  drafting loses: {speedup:.2f} times the speed of draft length 0",
@@ -60,16 +65,17 @@ SLOWER = Alert(
 )
 
 
-def acceptance_alarm(step: int, measured: float | None, promised: float | None) -> str:
+def acceptance_alarm(step: int, measured: float | None, promised: float | None, command: str) -> str:
     """Return the line that is logged with `draft/alarm`. Acceptance rates are those at position 1.
 
     measured: in the rollout. promised: by draft training on the same tokens. None is shown as "-".
+    command:  launch.diagnose for the run.
     """
     measured_text, promised_text = ("-" if rate is None else f"{rate:.2f}" for rate in (measured, promised))
-    return NOT_ACCEPTED.line(step=step, measured=measured_text, promised=promised_text)
+    return NOT_ACCEPTED.line(step=step, measured=measured_text, promised=promised_text, command=command)
 
 
-def wrongly_loaded(draft: Draft, predicted: float, temperature: float) -> str | None:
+def wrongly_loaded(draft: Draft, predicted: float, temperature: float, command: str) -> str | None:
     """Return an alarm if a draft from a checkpoint has too low a predicted acceptance in the first step; else None.
 
     `draft/alarm` cannot detect this: it compares predicted with measured acceptance, and both are low. The threshold is
@@ -78,6 +84,7 @@ def wrongly_loaded(draft: Draft, predicted: float, temperature: float) -> str | 
     Args:
         predicted:   `draft/predicted_acceptance` of the first step.
         temperature: of the run's sampling law.
+        command:     launch.diagnose for the networks with which the run starts.
     """
     if draft.read_from is None:
         return None
@@ -90,9 +97,8 @@ def wrongly_loaded(draft: Draft, predicted: float, temperature: float) -> str | 
     # NaN if the step had no token to predict.
     if not predicted < threshold:
         return None
-    return WRONGLY_LOADED.line(
-        read_from=draft.read_from, predicted=predicted, expected=expected, causes=draft.usual_causes
-    )
+    values = {"read_from": draft.read_from, "predicted": predicted, "expected": expected}
+    return WRONGLY_LOADED.line(**values, causes=draft.usual_causes, command=command)
 
 
 def first_step_check(experiment: Experiment, warn: Callable[..., None]) -> Callable[[DispatchedStep], None]:
@@ -104,8 +110,10 @@ def first_step_check(experiment: Experiment, warn: Callable[..., None]) -> Calla
     def check(step: DispatchedStep) -> None:
         predicted = step.metrics.get("draft/predicted_acceptance")
         if step.number == 1 and predicted is not None:
-            temperature = experiment.config.rollout.law.temperature
-            if (alarm := wrongly_loaded(experiment.networks.draft, float(predicted), temperature)) is not None:
+            config = experiment.config
+            command = diagnose_command(json.loads(json.dumps(asdict(config))), None)
+            rates = float(predicted), config.rollout.law.temperature
+            if (alarm := wrongly_loaded(experiment.networks.draft, *rates, command)) is not None:
                 warn(1, alarm, style="bold red")
 
     return check

@@ -76,7 +76,7 @@ class MetricLog:
         self._events = EventFile(directory, 0 if resume_step is None else resume_step + 1)
         self._others = [_forgiving("TensorBoard", self._events.log, warn)] if processes.primary() else []
         self._others += [] if also is None else [_forgiving("Weights & Biases", also, warn)]
-        self._print = StepPrinter(print_every, last_step)
+        self._print = StepPrinter(print_every, directory, last_step)
 
     def __enter__(self) -> "MetricLog":
         return self

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,11 +128,12 @@ DRAFT = Eagle3Draft(**NAMES, head=HEAD, decoder=POLICY)
 )
 def test_a_draft_with_less_acceptance_than_stated_warns(made_for: MadeFor | None, least: float, stated: str) -> None:
     draft = replace(DRAFT, made_for=made_for)
-    assert wrongly_loaded(draft, least + 0.005, 1.0) is None
-    said = wrongly_loaded(draft, least - 0.01, 1.0) or ""
+    command = "python -m launch.diagnose tiny"
+    assert wrongly_loaded(draft, least + 0.005, 1.0, command) is None
+    said = wrongly_loaded(draft, least - 0.01, 1.0, command) or ""
     assert_refused(said, f"ALARM: ...draft.path...{least - 0.01:.2f}")
     assert stated in said and "another domain of prompts" in said and draft.usual_causes in said
-    assert "launch.diagnose" in said and said.endswith(MORE_TRAINING)
+    assert command in said and said.endswith(MORE_TRAINING)
 
 
 def test_layers_and_rope_are_suggested_only_for_an_eagle3_head() -> None:
@@ -162,16 +164,19 @@ def test_differences_from_the_heads_policy_are_listed() -> None:
     assert replace(DRAFT, head=last, decoder=replace(POLICY, feature_layers=())).differences() is None
 
 
-def test_the_alarm_is_explained_once_and_shown_on_every_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_alarm_is_explained_once_and_shown_on_every_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     step = dict.fromkeys(STANDARD_METRICS) | {"draft/measured_acceptance": 0.123, "draft/promised_acceptance": 0.789}
-    printed = StepPrinter(every=2)
+    printed = StepPrinter(every=2, directory=tmp_path)
     for number, alarm in enumerate((0, 1, 1, 1, None, 1), start=1):
         printed(number, step | {"draft/alarm": alarm})
     lines = capsys.readouterr().out.splitlines()
     loud = [line for line in lines if line.startswith("ALARM")]
     assert [line.split(":")[0] for line in loud] == ["ALARM at step 2", "ALARM at step 6"]
     assert "accepts 0.12 of its drafts" in loud[0] and "promises at least 0.79" in loud[0]
-    assert NOT_ACCEPTED.causes in loud[0] and "python -m launch.diagnose" in loud[0]
+    command = f"python -m launch.diagnose CONFIG --checkpoint {tmp_path} tells them apart"
+    assert NOT_ACCEPTED.causes in loud[0] and loud[0].endswith(command)
     assert [line.split()[0] for line in lines if line.endswith("draft alarm")] == ["2", "4", "6"]
 
 

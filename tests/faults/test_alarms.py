@@ -1,0 +1,54 @@
+"""Faults in what an alarm says: causes that can raise it, and the next command of this run."""
+
+import json
+import shlex
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.override import override
+from launch.cli.diagnose_command import diagnose_command
+from launch.cli.options import parse_run
+from launch.cli.recipe_options import DIAGNOSE
+from launch.cli.recipes import load_recipe
+from launch.run.draft_monitor import NOT_ACCEPTED, acceptance_alarm
+from launch.run.records import as_recorded, differences
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        ("tiny", {}),
+        ("gsm8k", {"model.path": "a/model@0a1b", "draft.path": "drafts/a b"}),
+        ("gsm8k", {"model.path": "m", "model.feature_layers": (1, 2, 3), "data.chat_template_kwargs": {"think": [1]}}),
+        ("tiny", {"rollout.stop_tokens": (1, 2), "rollout.draft_length": 2, "rollout.law.top_k": 5}),
+        ("tiny", {"seed": 3, "data.system_prompt": 'Don\'t "quote"', "mesh.data": 2, "draft.lookup.kind": "ngram"}),
+    ],
+)
+def test_row_61_the_command_has_the_options_of_the_run(recipe: str, options: dict[str, Any]) -> None:
+    """It is read back as networks and problems of the run, which launch.diagnose requires."""
+    config = override(replace(load_recipe(recipe), allow_truncated_law=True), options)
+    recorded = json.loads(json.dumps(asdict(config)))
+    words = shlex.split(diagnose_command(recorded, Path("runs/[1] x")))
+    assert words[:6] == ["python", "-m", "launch.diagnose", recipe, "--checkpoint", "runs/[1] x"]
+    again = parse_run([recipe, *words[6:], "--allow-truncated-law"], "", "", (*DIAGNOSE, "allow_truncated_law"))
+    assert not list(differences(again, as_recorded(config)))
+    assert len(words) <= 6 + 5 * len(options)
+    assert ("--draft.path" in words) == ("draft.path" in options)
+
+
+def test_row_61_the_command_of_a_recipe_of_ones_own_names_its_files() -> None:
+    config = override(load_recipe("tiny"), {"name": "mine", "draft.path": "here"})
+    said = diagnose_command(json.loads(json.dumps(asdict(config))), None)
+    assert said == "python -m launch.diagnose CONFIG --draft.path here"
+    assert diagnose_command({}, Path("run")) == "python -m launch.diagnose CONFIG --checkpoint run"
+
+
+def test_row_61_the_alarm_names_causes_that_can_raise_it() -> None:
+    said = acceptance_alarm(7, 0.1, 0.8, "python -m launch.diagnose tiny --checkpoint runs/tiny")
+    assert said.endswith("Next: python -m launch.diagnose tiny --checkpoint runs/tiny tells them apart")
+    for cause in ("draft cache", "draft weights of an earlier step", "draft.rollout_dtype"):
+        assert cause in NOT_ACCEPTED.causes
+    assert "cannot be the cause" in NOT_ACCEPTED.causes.partition("layers")[2]
