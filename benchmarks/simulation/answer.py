@@ -111,18 +111,19 @@ def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
     layout = SlotLayout(slots, phases)
     surface = Surface(round_costs(point, evidence), slots, point.prompt_tokens + point.limit_tokens, point.lengths)
     simulated = min(replicas, max(FEWEST, MOST_SEQUENCES // sequences))
-    rollouts, seconds = [], []
+    samples, gained = [], []
     for turn in range(ROLLOUTS if point.lag else 1):
-        sample = lengths.draw((simulated, sequences), seed + turn)
+        samples.append(lengths.draw((simulated, sequences), seed + turn))
         measured = point.acceptance_length, point.measured_at
         rows = point.row_spread, point.row_correlation, seed + turn
-        gains = tokens_per_round(*measured, point.lengths, sample, *rows)
-        rollout = simulate(sample, gains, surface, layout, point.prompt_tokens)
-        rollouts.append(rollout)
-        share = point.carry_over
-        seconds.append(
-            carry_over(sample, gains, surface, layout, point.prompt_tokens, share) if share else rollout.seconds
-        )
+        gained.append(tokens_per_round(*measured, point.lengths, samples[-1], *rows))
+    share = point.carry_over
+    # Replicas do not depend on each other, so all rollouts are simulated together.
+    rollout = simulate(np.concatenate(samples), np.concatenate(gained, 1), surface, layout, point.prompt_tokens)
+    seconds = [float(ended.max()) for ended in np.split(rollout.ended, len(samples))]
+    if share:
+        arrays = zip(samples, gained, strict=True)
+        seconds = [carry_over(*each, surface, layout, point.prompt_tokens, share) for each in arrays]
     tokens = point.sequences * (lengths.mean() + point.prompt_tokens)
     other_stages = stages(point, tokens, point.gpus - gpus if point.lag else gpus)
     step = step_seconds(seconds, other_stages.total, point.lag)
@@ -130,13 +131,13 @@ def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
         generation=float(np.mean(seconds)),
         step=step.seconds,
         exposed=step.exposed,
-        acceptance_length=float(np.mean([rollout.verified for rollout in rollouts])),
+        acceptance_length=rollout.verified,
         stages=other_stages,
         slots=slots,
         phases=phases,
         waiting=sequences - slots,
         generation_gpus=gpus,
-        timeline=rollouts[0].timeline,
+        timeline=rollout.timeline,
     )
 
 

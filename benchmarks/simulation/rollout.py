@@ -93,12 +93,12 @@ def simulate(
         speed = np.where(live, gains[:, every[:, None], row], 0.0)
         gain = speed.sum(2) / some
         mean = np.where(live, position, 0.0).sum(1) / some
-        paid = layout.paid(some)
-        choice = np.argmax(gain / surface(paid, mean), axis=0)
+        round_seconds = surface.of_rows(layout.paid(some))
+        choice = np.argmax(gain / round_seconds(mean), axis=0)
         advance, ahead = speed[choice, every], gain[choice, every]
         span = np.where(live, remaining / np.maximum(advance, 1e-12), np.inf).min(1)
         span = np.where(count > 0, np.minimum(span, _STRIDE / np.maximum(ahead, 1.0)), 0.0)
-        cost = surface(paid, mean + span * ahead / 2)[choice, every]
+        cost = round_seconds(mean + span * ahead / 2)[choice, every]
         moments.append((clock.copy(), count, choice))
         clock, rounds = clock + span * cost, rounds + span
         verified += float((span * count).sum())

@@ -25,16 +25,26 @@ class Surface:
 
     def __call__(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Return float64 [draft lengths, n] for rows [n] that hold so many positions [n] on average."""
+        return self.of_rows(rows)(positions)
+
+    def of_rows(self, rows: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        """Return the function of positions for these rows."""
         i, u = _locate(self._rows, rows)
-        j, v = _locate(self._positions, positions)
         table, above = self._table, np.minimum(i + 1, len(self._rows) - 1)
-        low = table[:, i, j] * (1 - v) + table[:, i, j + 1] * v
-        high = table[:, above, j] * (1 - v) + table[:, above, j + 1] * v
-        return low * (1 - u) + high * u
+        u, every = u[:, None], np.arange(len(rows))
+        by_position = table[:, i] * (1 - u) + table[:, above] * u
+
+        def seconds(positions: np.ndarray) -> np.ndarray:
+            j, v = _locate(self._positions, positions)
+            return by_position[:, every, j] * (1 - v) + by_position[:, every, j + 1] * v
+
+        return seconds
 
 
 def _locate(grid: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the index of the last grid point not above each value, and the fraction of the way to the next one."""
-    index = np.clip(np.searchsorted(grid, values, side="right") - 1, 0, max(len(grid) - 2, 0))
-    span = grid[np.minimum(index + 1, len(grid) - 1)] - grid[index]
-    return index, np.clip((values - grid[index]) / np.where(span > 0, span, 1.0), 0.0, 1.0)
+    # np.clip takes several times as long for arrays this short, and simulations spend most of their time here.
+    index = np.minimum(np.maximum(grid.searchsorted(values, side="right") - 1, 0), max(len(grid) - 2, 0))
+    low = grid[index]
+    span = grid[np.minimum(index + 1, len(grid) - 1)] - low
+    return index, np.minimum(np.maximum((values - low) / np.where(span > 0, span, 1.0), 0.0), 1.0)
