@@ -9,7 +9,7 @@ Exit code 3 means that something is off.
 
 from pathlib import Path
 
-from launch.cli.console import console
+from launch.cli.console import wide_console as console
 from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_policy_source, write_results

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from configs.schema.networks import LookupConfig
-from launch.cli.console import console
+from launch.cli.console import wide_console as console
 from launch.cli.hosts import join_hosts
 from launch.cli.lock import exclusive, held_by_primary
 from launch.cli.long_phases import UNFINISHED, LongPhases, exclusive_files, options_text

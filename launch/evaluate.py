@@ -6,7 +6,7 @@ Completions are generated and scored as in training, by the same speculative rol
 
 from dataclasses import replace
 
-from launch.cli.console import console
+from launch.cli.console import wide_console as console
 from launch.cli.hosts import join_hosts
 from launch.cli.long_phases import long_phases_beside
 from launch.cli.options import parse_run_and, run_program, use_compile_cache

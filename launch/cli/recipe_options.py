@@ -36,11 +36,12 @@ GENERATE = (
     *("rollout.function", "rollout.verifier", "rollout.law", "rollout.phases"),
 )
 DIAGNOSE = (*_PROBLEMS, *_NETWORKS, "hosts", "rollout.law", "logit_chunk")
-# Options that must be the same in launch.diagnose as in the run, because they change its networks or problems.
+# Options that must be the same in launch.diagnose as in the run, because they change its networks or problems. The
+# model's files may have moved: the weights are those of the run's checkpoint.
 SAME_AS_RUN = tuple(
     option
     for option in (*RECIPE_ONLY, *DIAGNOSE)
-    if option.partition(".")[0] in ("seed", "data", "model", "draft") and option != "model.dtype"
+    if option.partition(".")[0] in ("seed", "data", "model", "draft") and option not in ("model.dtype", "model.path")
 )
 # data.prompts times rollout.group_size sets the number of sequences in a batch.
 EVALUATE = (*GENERATE, "rollout.group_size", "data.prompts", "reward")

@@ -13,7 +13,7 @@ from launch.setup.drafts.base import MORE_TRAINING
 from launch.setup.experiment import Experiment
 
 # Options of the run that a diagnosis may change.
-CHANGEABLE = ("model.dtype", "draft.lookup", "rollout", "mesh")
+CHANGEABLE = ("model.dtype", "model.path", "draft.lookup", "rollout", "mesh")
 
 
 @dataclass(frozen=True)

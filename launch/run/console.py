@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Column, Table
 
-from launch.cli.console import console
+from launch.cli.console import console, wide_console
 from launch.cli.diagnose_command import diagnose_command
 from launch.cli.progress import duration
 from launch.run.draft_monitor import acceptance_alarm
@@ -83,7 +83,7 @@ class StepPrinter:
         console.print(f"{number:>{width}}{_line(self._steps, timed, left)}")
         self._lines, self._steps = self._lines + 1, []
         if values["time/generation"] is not None:
-            console.print(_stages(values))
+            wide_console.print(_stages(values))
 
     def _begins(self, alarm: str, values: Values) -> bool:
         begins = bool(values[alarm]) and alarm not in self._alarms

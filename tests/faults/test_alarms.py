@@ -1,5 +1,6 @@
-"""Faults in what an alarm says: causes that can raise it, and the next command of this run."""
+"""Faults in what a run says: causes that can raise an alarm, the next command of this run, whole tables."""
 
+import importlib
 import json
 import shlex
 from dataclasses import asdict, replace
@@ -9,12 +10,16 @@ from typing import Any
 import pytest
 
 from configs.override import override
+from launch.cli.console import wide_console
 from launch.cli.diagnose_command import diagnose_command
+from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
-from launch.cli.recipe_options import DIAGNOSE
+from launch.cli.recipe_options import DIAGNOSE, SAME_AS_RUN
 from launch.cli.recipes import load_recipe
+from launch.run.console import STAGES, StepPrinter
 from launch.run.draft_monitor import NOT_ACCEPTED, acceptance_alarm
-from launch.run.records import as_recorded, differences
+from launch.run.metric_log import STANDARD_METRICS
+from launch.run.records import as_recorded, check_same, differences
 
 
 @pytest.mark.parametrize(
@@ -52,3 +57,28 @@ def test_row_61_the_alarm_names_causes_that_can_raise_it() -> None:
     for cause in ("draft cache", "draft weights of an earlier step", "draft.rollout_dtype"):
         assert cause in NOT_ACCEPTED.causes
     assert "cannot be the cause" in NOT_ACCEPTED.causes.partition("layers")[2]
+
+
+def test_row_59_the_model_of_the_run_may_be_at_another_path() -> None:
+    config = override(load_recipe("gsm8k"), {"model.path": "org/model"})
+    recorded = as_recorded(config)
+    check_same(override(config, {"model.path": "/mnt/model"}), recorded, SAME_AS_RUN)
+    for option, value in {"model.feature_layers": (1,), "draft.path": "x", "data.train": "x", "seed": 9}.items():
+        with pytest.raises(ConfigError, match=f"^{option} = .*: the run has "):
+            check_same(override(config, {option: value}), recorded, SAME_AS_RUN)
+
+
+def test_row_59_no_column_is_cut_in_a_narrow_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    step = dict.fromkeys(STANDARD_METRICS) | {f"time/{stage}": 12345.678 for stage in STAGES}
+    step |= {"perf/generation_tokens_per_s": 123456.0, "perf/speedup_vs_autoregressive": 12.34}
+    with wide_console.capture() as captured:
+        StepPrinter(1, tmp_path)(1, step)
+    header, row = captured.get().splitlines()[1:3]
+    assert header.split() == [*STAGES, "tokens/s", "speed-up"]
+    assert row.split() == ["12345.678"] * len(STAGES) + ["123456", "12.34"]
+
+
+@pytest.mark.parametrize("program", ["diagnose", "evaluate", "distill", "compare"])
+def test_row_59_programs_with_tables_print_to_a_wide_console(program: str) -> None:
+    assert importlib.import_module(f"launch.{program}").console is wide_console
