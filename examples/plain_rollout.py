@@ -20,7 +20,7 @@ from specjax.types import Cache
 
 
 class State(NamedTuple):
-    cache: Cache
+    cache: Cache | None
     logits: jax.Array  # [R, 1, V], of the next token
     drawn: jax.Array  # number of tokens drawn of each row
     done: jax.Array  # bool [R]
@@ -43,14 +43,14 @@ def rollout(
         record, live, position = state.record, ~state.done, lengths + state.drawn
         log_p = process_logits(state.logits[:, 0], config.law)
         token = sample(log_p, gumbels(keys, position, Purpose.COUPLED, policy.vocab_size))
-        stop = live & jnp.isin(token, jnp.array(config.stop_tokens, jnp.int32))
+        done = state.done | jnp.isin(token, jnp.array(config.stop_tokens, jnp.int32))
         full = pick(full_log_probs(state.logits[:, 0], config.law), token)
         new = {"tokens": token, "law": pick(log_p, token), "full": full}
         by_token = {k: getattr(record, k).at[:, state.drawn].set(jnp.where(live, x, 0)) for k, x in new.items()}
-        record = Rollout(lengths=record.lengths + live.astype(jnp.int32), stopped=record.stopped | stop, **by_token)
+        record = Rollout(lengths=record.lengths + live.astype(jnp.int32), stopped=done, **by_token)
         # The token's keys and values are written at its position; the logits are those of the token after it.
         output = policy.apply(params.policy, token[:, None], position, state.cache)
-        return State(output.cache, output.logits, state.drawn + 1, state.done | stop, record)
+        return State(output.cache, output.logits, state.drawn + 1, done, record)
 
     zeros, none = jnp.zeros((count * group, budget), jnp.int32), jnp.zeros(count * group, bool)
     empty = Rollout(zeros, zeros[:, 0], none, law=zeros.astype(jnp.float32), full=zeros.astype(jnp.float32))

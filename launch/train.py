@@ -76,8 +76,8 @@ def run(config: RunConfig, reward_of: Callable[[Sequence[Problem], Tokenizer], R
         experiment = build_experiment(config, long_phases=long_phases, asynchronous=True)
         with (make_pool(experiment.config.reward) if reward_of is None else None) or nullcontext() as pool:
             reward_of = reward_of or partial(make_reward, pool, long_phases=long_phases)
-            rewards = (reward_of(problems, experiment.tokenizer) for problems in experiment.problems)
-            state = train(experiment, *rewards, directory, signals, long_phases)
+            rewards = [reward_of(problems, experiment.tokenizer) for problems in experiment.problems]
+            state = train(experiment, rewards[0], rewards[1], directory, signals, long_phases)
             return RunResult(directory, experiment, state, signals.received)
 
 

@@ -69,9 +69,10 @@ class TrainedRun:
 
         Raises ConfigError if a directory is in use, or if the run saved no checkpoint.
         """
-        parts = {"policy": policy} if draft is None else {"policy": policy, "draft": draft}
-        for part, out in parts.items():
-            export(Path(out), self.experiment, ExportArgs(checkpoint=str(self.directory), part=part))
+        run = str(self.directory)
+        export(Path(policy), self.experiment, ExportArgs(checkpoint=run))
+        if draft is not None:
+            export(Path(draft), self.experiment, ExportArgs(checkpoint=run, part="draft"))
 
     def compare(self, steps: int = 5) -> VariantReport:
         """Time steps with and without the draft in turns, print the table of whole steps and return the draft's row.

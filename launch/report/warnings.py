@@ -51,8 +51,8 @@ def _draft_alarms(run: RunRecords) -> Iterator[tuple[int, str]]:
     changes = np.flatnonzero(np.diff(raised > 0, prepend=False, append=False))
     for start, end in zip(changes[::2], changes[1::2], strict=True):
         step = int(steps[start])
-        rates = (_value_at(run, f"draft/{name}_acceptance", step) for name in ("measured", "promised"))
-        yield step, f"{acceptance_alarm(step, *rates, command)}. It lasted to step {steps[end - 1]}"
+        measured, promised = (_value_at(run, f"draft/{name}_acceptance", step) for name in ("measured", "promised"))
+        yield step, f"{acceptance_alarm(step, measured, promised, command)}. It lasted to step {steps[end - 1]}"
 
 
 def _bad_steps(run: RunRecords) -> Iterator[tuple[int, str]]:

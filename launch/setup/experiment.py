@@ -186,7 +186,8 @@ def build_experiment(
         networks = build_networks(config, mesh, tokenizer, problems.train)
         _check_experts(config, networks)
         phase.finish(note="networks loaded")
-    return Experiment(_frozen_if_empty(config, networks), *meshes, tokenizer, problems, networks, *functions)
+    config = _frozen_if_empty(config, networks)
+    return Experiment(config, mesh, rollout_mesh, tokenizer, problems, networks, *functions)
 
 
 def abstract_experiment(config: RunConfig, mesh: Mesh) -> Experiment:
