@@ -16,9 +16,10 @@ from configs.override import override
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
 from launch.data import chat_template
+from launch.data.answer_files import load_answers
 from launch.data.problems import Problem, read_problems
 from launch.data.prompts import to_json
-from launch.data.responses import load_answers, worked_solutions
+from launch.data.responses import worked_solutions
 from launch.data.tokenizers import Tokenizer, state_stop_tokens, token_texts
 from launch.rewards.reward_fn import traced_exact
 from launch.run import pin_references
