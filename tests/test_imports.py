@@ -47,6 +47,8 @@ ROOMS = {
         ("comparison", "distillation", "evaluation", "plan"),
         ("diagnosis", "run"),
         ("report",),
+        # A program that is also called from Python.
+        ("train",),
     ),
     "benchmarks": (
         ("networks", "plotting", "smollm2"),
@@ -97,7 +99,7 @@ def test_imports_run_downward(path: Path):
 
 MOST_LINES = 80
 # It also holds the run, from its checks to its results and report.
-MOST_LINES_OF_TRAIN = 160
+MOST_LINES_OF_TRAIN = 170
 # Of `benchmarks` only the programs that have rooms. Its others are one file each.
 PROGRAMS = [path for path in (ROOT / "launch").rglob("*.py") if "run_program(main)" in path.read_text()]
 PROGRAMS += [ROOT / "benchmarks/bench/__main__.py", ROOT / "benchmarks/simulate.py"]

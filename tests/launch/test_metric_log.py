@@ -83,6 +83,24 @@ def test_no_step_appears_twice_after_a_resume(tmp_path: Path, restored: int, kep
     assert lines(tmp_path)[-1]["reward/mean"] == -1.0
 
 
+def test_row_51_the_evaluation_before_the_first_step_is_step_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with MetricLog(tmp_path, last_step=2) as metric_log:
+        for step, values in enumerate([{"eval/accuracy": 0.365}, STEP | {"time/step": 60.0}, STEP]):
+            metric_log.log(step, values)
+    assert [line["eval/accuracy"] for line in lines(tmp_path)] == [0.365, None, None]
+    first, header, *steps = capsys.readouterr().out.splitlines()
+    assert first == "held-out accuracy before the first step: 36.5%" and header.split()[0] == "step"
+    # The first step compiles: no time left follows from it.
+    assert [line.split()[0] for line in steps] == ["1/2", "2/2"] and "left" not in steps[0]
+
+
+def test_the_time_left_follows_from_steps_that_do_not_compile(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with MetricLog(tmp_path, last_step=200) as metric_log:
+        for step in (1, 2, 3):
+            metric_log.log(step, STEP | {"time/step": 90.0 if step == 1 else 2.0})
+    assert capsys.readouterr().out.splitlines()[-1].endswith("2.00  6 min 34 s left")
+
+
 def test_tensorboard(tmp_path: Path):
     log(tmp_path, range(1, 4))
     log(tmp_path, range(3, 5), resume_step=2)

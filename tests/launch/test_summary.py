@@ -19,7 +19,7 @@ def of(experiment: Experiment, *lines: str) -> Experiment:
     return replace(experiment, config=override(experiment.config, changes(*lines)))
 
 
-def test_five_lines_say_what_the_run_is(experiment: Experiment):
+def test_row_55_five_lines_say_what_the_run_is(experiment: Experiment):
     model, data, draft, devices, step = summarize(experiment)
     assert model.startswith("model: random weights, 0.0M parameters; computes in float32")
     assert data == "data: 20 prompts to train on, 4 held out"
@@ -39,7 +39,9 @@ def test_five_lines_say_what_the_run_is(experiment: Experiment):
         ("--draft.lookup.kind ngram", "EAGLE-3 head and lookup in the sequence"),
     ],
 )
-def test_the_line_of_the_draft_says_whether_it_drafts_and_why(experiment: Experiment, options: str, expected: str):
+def test_row_49_the_line_of_the_draft_says_whether_it_drafts_and_why(
+    experiment: Experiment, options: str, expected: str
+):
     line = summarize(of(experiment, options))[2]
     for part in expected.split("..."):
         assert part in line

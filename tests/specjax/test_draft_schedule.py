@@ -226,7 +226,7 @@ def test_training_gets_rarer_while_acceptance_holds_and_returns_when_it_changes(
     assert max(np.diff([step for step in trained if step > 900])) == 16
 
 
-def test_a_draft_that_is_not_used_is_looked_at_now_and_then_and_trained_again_once_it_is_used() -> None:
+def test_row_50_an_unused_draft_is_trained_now_and_then_and_again_once_it_is_used() -> None:
     config, trained = DraftTrainingConfig(every=2, max_every=16), []
     state = state_of(0, init_draft_training(config, None))
     for step in range(60):
