@@ -10,8 +10,8 @@ Not published, from the closest public recipe (NeMo RL's grpo-qwen3-8b):
 
 Our own:
 - number of steps; draft length 0 where 3 does not pay
-- The draft starts untrained, so that it is not used: distil it first, with launch.distill or --distill.steps 512, as the
-  paper trained its own on DAPO. In RL it is then distilled from the rollouts; the paper's was frozen.
+- The draft starts untrained, so that it is not used: distil it first, by launch.distill or --distill.steps 512, as the
+  paper's was trained on DAPO. In RL it is then distilled from the rollouts; the paper's was frozen.
 
 Data: DAPO and AIME are JSONL files. Each line has a `problem` and an `answer`; the problem has no instructions.
 
