@@ -96,7 +96,8 @@ def next_look(experiment: Experiment, step_s: float) -> str:
 
 def _count(params: PyTree) -> str:
     count = sum(x.size for x in jax.tree.leaves(params))
-    return f"{count / 1e9:.2f}B parameters" if count >= 1e9 else f"{count / 1e6:.1f}M parameters"
+    number = f"{count / 1e9:.2f}B" if count >= 1e9 else f"{count / 1e6:.1f}M" if count >= 1e6 else f"{count:,}"
+    return f"{number} parameters"
 
 
 def _devices(mesh: jax.sharding.Mesh) -> str:

@@ -21,9 +21,9 @@ def of(experiment: Experiment, *lines: str) -> Experiment:
 
 def test_row_55_five_lines_say_what_the_run_is(experiment: Experiment):
     model, data, draft, devices, step = summarize(experiment)
-    assert model.startswith("model: random weights, 0.0M parameters; computes in float32")
+    assert model.startswith("model: random weights, 712 parameters; computes in float32")
     assert data == "data: 20 prompts to train on, 4 held out"
-    assert draft.startswith("draft: EAGLE-3 head, 0.0M parameters, untrained; every round drafts 2 tokens, most in")
+    assert draft.startswith("draft: EAGLE-3 head, 856 parameters, untrained; every round drafts 2 tokens, most in")
     assert devices == "devices: 1 x cpu trains"
     assert step == "step: 2 prompts x 2 samples = 4 sequences of up to 10 + 7 tokens; 1 steps; learning rate 1e-06"
 
