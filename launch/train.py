@@ -77,8 +77,8 @@ def run(config: RunConfig, reward_of: Callable[[Sequence[Problem], Tokenizer], R
         with (make_pool(experiment.config.reward) if reward_of is None else None) or nullcontext() as pool:
             reward_of = reward_of or partial(make_reward, pool, long_phases=long_phases)
             rewards = [reward_of(problems, experiment.tokenizer) for problems in experiment.problems]
-            state = train(experiment, rewards[0], rewards[1], directory, signals, long_phases)
-            return RunResult(directory, experiment, state, signals.received)
+            state, signal = train(experiment, rewards[0], rewards[1], directory, signals, long_phases)
+            return RunResult(directory, experiment, state, signal)
 
 
 def train(
@@ -88,8 +88,8 @@ def train(
     directory: Path,
     signals: StopSignals,
     long_phases: LongPhases,
-) -> TrainState:
-    """Start or resume the run, take its steps, write the report, and return the last state.
+) -> tuple[TrainState, int | None]:
+    """Start or resume the run, take its steps and write the report. Return the last state, and a signal if one ended it.
 
     Raises RunStopped if too many steps in a row skipped an update.
     """
@@ -101,7 +101,7 @@ def train(
         cells = [] if continuing else given_cells(experiment)
         costs = CostTable(experiment, directory / COST_TABLE, cells, replayed=config.cost_table is not None)
     record_config(directory, config, report=console.print)
-    console.print("\n".join(summarize(experiment)))
+    console.print("\n".join(summarize(experiment, continuing)))
     checkpoints, (keep, best) = directory / CHECKPOINTS, (config.checkpoint.keep, config.checkpoint.best)
     with wandb_log(config, directory) as wandb, Checkpointer(checkpoints, keep, best, experiment.mesh) as saves:
         resumed = resume_from(experiment, saves, pipeline, costs) if continuing else None
@@ -127,11 +127,12 @@ def train(
                 state = loop.run()
             if logs.skipped.reason is not None:
                 raise RunStopped(f"{logs.skipped.reason}; {describe_healthy(saves)}")
-            if signals.received is None:
+            stopped = signals.received
+            if stopped is None:
                 record_results(experiment, reward_fn, start, state, evaluate, logs)
         finally:
             try_report(directory)
-    return state
+    return state, stopped
 
 
 def record_results(

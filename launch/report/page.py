@@ -52,7 +52,7 @@ def write_report(directory: Path) -> Path:
         for name in ("style.css", "script.js")
     )
     # "<" could end the element that holds the data.
-    data = report_data(run) | {"docs": os.path.relpath(DOCS, directory) if DOCS.is_dir() else None}
+    data = report_data(run, directory) | {"docs": os.path.relpath(DOCS, directory) if DOCS.is_dir() else None}
     data = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     page = PAGE.format(title=escape(run.name), style=style, script=script, data=data)
     # The name may hold half of a surrogate pair, which UTF-8 cannot encode.
@@ -70,14 +70,14 @@ def try_report(directory: Path) -> None:
         console.print(f"report.html not written: {type(error).__name__}: {error}")
 
 
-def report_data(run: RunRecords) -> dict[str, Any]:
+def report_data(run: RunRecords, directory: Path) -> dict[str, Any]:
     """Return what script.js draws, as JSON."""
     metrics = metric_series(run)
     return {
         "name": run.name,
         "about": _about(run),
         "figures": list(_key_figures(run)),
-        "warnings": warnings(run),
+        "warnings": warnings(run, directory),
         "span": [int(step) for step in run.steps[[0, -1]]] if len(run.steps) else None,
         "metrics": metrics,
         "sections": line_charts(metrics),

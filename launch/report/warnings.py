@@ -23,17 +23,20 @@ SECTIONS = {
     "log-prob": "the-log-prob-gap-rises",
     "skipped|not finite": "updates-are-skipped",
     "could not be scored": "reward-workers-die",
-    "drafting loses|drafting turns": "speculation-is-slower-than-none",
+    "checkpoint|resume|metrics of|is missing": "resume-refuses",
+    "drafting": "speculation-is-slower-than-none",
     "draft|accept": "acceptance-falls",
-    "learn|advantage|reward": "nothing-is-learnt",
-    "checkpoint|resume": "resume-refuses",
+    "learn|advantage|reward|dropped": "nothing-is-learnt",
 }
 GAPS = {"rollout/logprob_gap_mean": "on average", "rollout/sequence_logprob_gap_max": "over a sequence"}
 
 
-def warnings(run: RunRecords) -> list[tuple[str, str]]:
-    """Return (line, section of docs/troubleshooting.md) of each warning: damaged files first, then others by step."""
-    by_step = sorted([*run.events_of("warning"), *_draft_alarms(run), *_bad_steps(run)])
+def warnings(run: RunRecords, directory: Path) -> list[tuple[str, str]]:
+    """Return (line, section of docs/troubleshooting.md) of each warning: damaged files first, then others by step.
+
+    directory: of the run, for the commands that alarms name.
+    """
+    by_step = sorted([*run.events_of("warning"), *_draft_alarms(run, directory), *_bad_steps(run)])
     lines = [text if f"step {step}" in text else f"step {step}: {text.strip()}" for step, text in by_step]
     lines = [*run.damaged, *lines]
     lines = [*lines[:MOST], f"and {len(lines) - MOST} more"] if len(lines) > MOST else lines
@@ -41,13 +44,15 @@ def warnings(run: RunRecords) -> list[tuple[str, str]]:
 
 
 def _section(line: str) -> str:
-    return next((section for pattern, section in SECTIONS.items() if re.search(pattern, line)), "")
+    # Neither names of the user's nor options say what the warning is about.
+    words = " ".join(word for word in line.split() if "/" not in word and not word.startswith("--"))
+    return next((section for pattern, section in SECTIONS.items() if re.search(pattern, words)), "")
 
 
-def _draft_alarms(run: RunRecords) -> Iterator[tuple[int, str]]:
+def _draft_alarms(run: RunRecords, directory: Path) -> Iterator[tuple[int, str]]:
     """Yield a warning for each period in which the draft alarm was raised, with its first and last step."""
     steps, raised = run.measured("draft/alarm")
-    command = diagnose_command(run.config, Path(run.config.get("out") or Path("runs", run.name)))
+    command = diagnose_command(run.config, directory)
     changes = np.flatnonzero(np.diff(raised > 0, prepend=False, append=False))
     for start, end in zip(changes[::2], changes[1::2], strict=True):
         step = int(steps[start])

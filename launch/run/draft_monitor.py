@@ -1,7 +1,6 @@
 """Alarms and notices about a run's draft, with their causes and the next command, and its share of the time."""
 
 import json
-import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from launch.cli.diagnose_command import diagnose_command
 from launch.run.step_timer import DispatchedStep
 from launch.setup.drafts.base import MORE_TRAINING, Draft
 from launch.setup.experiment import Experiment
-from specjax.cost import Drafting, acceptance_length, batch_gain, choose, expected_speedup
+from specjax.cost import Drafting, acceptance_length, batch_gain, choose, expected_speedup, rates
 from specjax.parallel import processes
 from specjax.rollout.plan import Phase, RolloutConfig
 from specjax.train.draft.alarm import ALARM_MARGIN, ALARM_PATIENCE
@@ -26,6 +25,8 @@ Log = Callable[[int, Mapping[str, Any]], dict[str, float | None]]
 LEAST_ACCEPTANCE = 0.2
 # Steps that draft training's share of the time is measured over.
 MOST_TIMED = 32
+# Steps between two lines that say that drafting stays off.
+SAY_EVERY = 32
 
 
 class Alert(NamedTuple):
@@ -140,10 +141,10 @@ def explain_choice(phases: Sequence[Phase], draft_lengths: Sequence[int], drafti
 
 
 class DraftSwitches:
-    """Step observer that reports with the reason where drafting turns off or on, and where it stays off after a look.
+    """Step observer that reports with the reason where drafting turns off or on, and now and then that it stays off.
 
     say:     called with the step and the line.
-    outlook: what comes after a look: called with the seconds of a step.
+    outlook: (seconds of a step) -> what will be done about a draft that is not used.
     """
 
     def __init__(
@@ -155,7 +156,7 @@ class DraftSwitches:
     ) -> None:
         self._phases, self._lengths, self._say, self._outlook = phases, draft_lengths, say, outlook
         self._previous: list[int] | None = None  # draft length by phase in the step before
-        self._measured = False  # the step before measured a draft that it did not use
+        self._said = -SAY_EVERY  # last step with a line
         self._speedup = "not measured yet"
 
     def __call__(self, step: DispatchedStep) -> None:
@@ -168,11 +169,12 @@ class DraftSwitches:
         for phase, (previous, current) in enumerate(zip(self._previous or lengths, lengths, strict=True)):
             if (previous == 0) != (current == 0):
                 self._say(step.number, self._line(step.number, phase, previous, current, drafting))
+                self._said = step.number
         self._previous = lengths
-        if self._measured and not any(lengths):
+        known = rates(drafting.acceptance)[0] > 0
+        if not any(lengths) and known and step.number >= self._said + SAY_EVERY:
             self._say(step.number, self._stays_off(step, drafting))
-        self._measured = not any(lengths) and "draft/predicted_acceptance" in step.metrics
-        self._measured = self._measured and math.isfinite(step.metrics["draft/predicted_acceptance"])
+            self._said = step.number
         if (speedup := step.metrics.get("perf/speedup_vs_autoregressive")) is not None:
             self._speedup = f"measured at step {step.number}: {float(speedup):.2f}"
 
@@ -181,8 +183,8 @@ class DraftSwitches:
         speedups = np.array(expected_speedup(drafting, self._lengths))[:, 1:]
         phase, index = map(int, np.unravel_index(speedups.argmax(), speedups.shape))
         return (
-            f"step {step.number}: drafting stays off. Predicted acceptance at position 1 "
-            f"{float(drafting.acceptance.predicted):.2f}; predicted speed-up {speedups[phase, index]:.2f} at draft "
+            f"step {step.number}: drafting stays off. Expected acceptance at position 1 "
+            f"{float(rates(drafting.acceptance)[0]):.2f}; predicted speed-up {speedups[phase, index]:.2f} at draft "
             f"length {self._lengths[index + 1]} in {_size(self._phases[phase])}. "
             f"{self._outlook(step.metrics['time/step'])}"
         )

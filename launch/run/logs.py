@@ -177,6 +177,8 @@ class RunLogs:
         if step is not None and self.samples.due(step.number, last):
             self.timer.wait()
             self.samples.write(step.number, step.prompts, step.rollout)
+        # Its arrays need not stay on the devices during evaluation and saving.
+        self.timer.newest = None
 
 
 @contextmanager

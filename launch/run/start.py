@@ -98,7 +98,7 @@ def held_out_evaluator(experiment: Experiment, reward_fn: RewardFn) -> Evaluate:
 def report_start(experiment: Experiment, logs: RunLogs, start: Start, continuing: bool, found: bool) -> None:
     """Log what the run is and its first evaluation. Warn of dropped prompts and of a missing checkpoint."""
     events = logs.events
-    events.record_summary(start.step, summarize(experiment))
+    events.record_summary(start.step, summarize(experiment, continuing))
     if (differences := experiment.networks.draft.differences()) is not None:
         console.print(differences)
     if continuing:

@@ -13,8 +13,11 @@ LOOKED_UP = {"ngram": "sequence", "history": "prompt's other completions"}
 DRAFTS = {"eagle3": "EAGLE-3 head", "mtp": "MTP head", "model": "draft model"}
 
 
-def summarize(experiment: Experiment) -> list[str]:
-    """Return a line each about the model, the data, the draft, the devices and a step."""
+def summarize(experiment: Experiment, continuing: bool) -> list[str]:
+    """Return a line each about the model, the data, the draft, the devices and a step.
+
+    continuing: the run continues from a checkpoint, with the networks that it has trained.
+    """
     config, data, rollout = experiment.config, experiment.config.data, experiment.config.rollout
     source = config.model.path or config.model.family or "random weights"
     origin = data.train or data.function or ""
@@ -27,7 +30,7 @@ def summarize(experiment: Experiment) -> list[str]:
         f"trained in {config.model.param_dtype}",
         f"data: {len(experiment.train_prompts.rows):,} prompts{f' of {origin}' if origin else ''} to train on, "
         f"{len(experiment.problems.held_out):,} held out",
-        f"draft: {', '.join(_describe_draft(experiment))}; {_how_it_drafts(experiment)}",
+        f"draft: {', '.join(_describe_draft(experiment, continuing))}; {_how_it_drafts(experiment, continuing)}",
         "devices: " + "; ".join(f"{_devices(mesh)} {verb}" for verb, mesh in meshes.items()),
         f"step: {data.prompts} prompts x {rollout.group_size} samples = {experiment.sequences} sequences of up to "
         f"{data.max_prompt_tokens} + {rollout.max_new_tokens} tokens; {config.steps} steps; learning rate "
@@ -35,7 +38,7 @@ def summarize(experiment: Experiment) -> list[str]:
     ]
 
 
-def _describe_draft(experiment: Experiment) -> Iterator[str]:
+def _describe_draft(experiment: Experiment, continuing: bool) -> Iterator[str]:
     """Yield what drafts, its size and where its weights come from."""
     options, draft = experiment.config.draft, experiment.networks.draft
     lookup = [] if options.lookup.kind == "none" else [f"lookup in the {LOOKED_UP[options.lookup.kind]}"]
@@ -43,25 +46,26 @@ def _describe_draft(experiment: Experiment) -> Iterator[str]:
     yield " and ".join([*kind, *lookup]) or "none"
     if draft.has_params:
         yield _count(draft.params)
-        yield "distilled before RL" if experiment.config.distill.steps else _origin(experiment)
+        if continuing:
+            yield "as the run has trained it"
+        elif experiment.config.distill.steps:
+            yield "distilled before RL"
+        else:
+            yield "untrained" if draft.read_from is None else f"from {options.path or experiment.config.model.path}"
 
 
-def _origin(experiment: Experiment) -> str:
-    draft, options = experiment.networks.draft, experiment.config.draft
-    return "untrained" if draft.read_from is None else f"from {options.path or experiment.config.model.path}"
-
-
-def _how_it_drafts(experiment: Experiment) -> str:
+def _how_it_drafts(experiment: Experiment, continuing: bool) -> str:
     """Return when rollouts draft, and for an untrained draft what would help."""
-    lengths, untrained = experiment.config.rollout.lengths, is_untrained(experiment)
+    lengths, untrained = experiment.config.rollout.lengths, is_untrained(experiment) and not continuing
     several = ", ".join(map(str, lengths))
+    advice = f"--distill.steps {offered_steps(experiment)} distils it first"
     if not any(lengths):
         return "drafting is off (--rollout.draft-length 0)"
     if len(lengths) == 1:
-        advice = f", most in vain at first: --rollout.draft-lengths 0 {several} avoids that"
-        return f"every round drafts {several} tokens{advice if untrained else ''}"
-    begins = "; begins without, while the first step measures acceptance" if lengths[0] == 0 else ""
-    advice = f"; --distill.steps {offered_steps(experiment)} distils it first" if untrained else ""
+        in_vain = f", most in vain at first: {advice}; or --rollout.draft-lengths 0 {several} drafts only where it pays"
+        return f"every round drafts {several} tokens{in_vain if untrained else ''}"
+    begins = "; begins without, while the first step measures acceptance" * (lengths[0] == 0 and not continuing)
+    advice = f"; {advice} (minutes follow after the second step)" if untrained else ""
     return f"drafts one of {several} tokens, whichever is fastest by measured costs and acceptance{begins}{advice}"
 
 
@@ -78,17 +82,19 @@ def offered_steps(experiment: Experiment) -> int:
 
 
 def next_look(experiment: Experiment, step_s: float) -> str:
-    """Return when a draft that is not used is looked at again, and what distilling an untrained one would take.
+    """Return when a draft that is not used is looked at again, and what distilling it before RL would take.
 
     step_s: seconds of a step. Generating answers and learning from them took as long as two steps with as many
             sequences, within a third (`make real`).
     """
-    config = experiment.config
-    text = f"The draft is trained and measured again in {config.draft_training.max_every} steps"
-    if config.draft_training.mode == "frozen":
-        text = f"The draft is measured again in {config.draft_training.max_every} steps"
-    if is_untrained(experiment):
-        seconds = 2 * config.distill.answers / experiment.sequences * step_s
+    draft, schedule, distill = experiment.networks.draft, experiment.config.draft_training, experiment.config.distill
+    if not draft.has_params:
+        return "Each rollout is examined for what it would have drafted"
+    if schedule.mode == "frozen":
+        return f"The draft is measured again, at least once in {schedule.max_every} steps"
+    seconds = 2 * distill.answers / experiment.sequences * step_s
+    text = f"The draft is trained and measured again, at least once in {schedule.max_every} steps"
+    if not distill.steps:
         text += f". A run that distils it first with --distill.steps {offered_steps(experiment)} needs about "
         text += f"{duration(seconds)} for that"
     return text

@@ -202,7 +202,8 @@ class Stages:
             metrics["learning_rate/draft"] = learning_rate(config.draft_optimizer, state.optimizer.draft)
         # Acceptance is predicted under the whole law, and for the networks of this step.
         draft, comparable = report.first_update.draft, not (config.rollout.law.truncates or self.lagging)
-        state, acceptance = update_schedule(config.draft_training, state, rows, draft, due, comparable=comparable)
+        options = dict(may_draft=any(config.rollout.lengths), comparable=comparable)
+        state, acceptance = update_schedule(config.draft_training, state, rows, draft, due, **options)
         step, reference = state.step + 1, state.reference
         if reference is not None and config.reference_every:
             renew = step % config.reference_every == 0

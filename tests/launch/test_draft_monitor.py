@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from launch.run.console import StepPrinter
@@ -62,13 +61,12 @@ def test_changes_of_a_phases_draft_length_are_explained() -> None:
     switch(switches, 3, [2, 2], drafting(0.64), perf__speedup_vs_autoregressive=jnp.float32(0.873))
     switch(switches, 4, [2, 0], drafting(0.64))
     switch(switches, 5, [2, 0], drafting(0.64))
-    switch(switches, 6, [0, 0], drafting(0.2), draft__predicted_acceptance=np.float32(0.3))
-    switch(switches, 7, [0, 0], drafting(0.2), draft__predicted_acceptance=np.float32(np.nan), time__step=1.5)
-    switch(switches, 8, [0, 0], drafting(0.2), time__step=1.5)
+    switch(switches, 6, [0, 0], drafting(0.2))
+    for step in range(7, 71):
+        switch(switches, step, [0, 0], drafting(0.2), time__step=1.5)
     switched = ["step 2...on...8 slots of 64", "step 4...off...2 slots of 96", "step 6...off...8 slots of 64"]
-    # After a look at a draft that is not used.
-    looked = "step 7: drafting stays off...acceptance...0.72...speed-up 0.87...length 2...8 slots of 64...outlook 1.5"
-    for line, expected in zip(said, [*switched, looked], strict=True):
+    off = "drafting stays off...acceptance...0.20...speed-up 0.87...length 2...8 slots of 64...outlook 1.5"
+    for line, expected in zip(said, [*switched, f"step 38: {off}", f"step 70: {off}"], strict=True):
         assert_refused(line, expected)
     for number in ("position 1 -", "predicted 0.50", "not measured yet"):
         assert number in said[0]
@@ -81,6 +79,24 @@ def test_changes_of_a_phases_draft_length_are_explained() -> None:
     )
     for number in numbers:
         assert number in said[1]
+
+
+def test_row_50_drafting_that_stays_off_from_the_start_is_said_once_acceptance_is_known() -> None:
+    said: list[str] = []
+    switches = DraftSwitches(PHASES, (0, 2), lambda step, line: said.append(line), lambda s: "outlook")
+    unknown = replace(drafting(0), acceptance=Acceptance(jnp.zeros(2), jnp.zeros(2), jnp.float32(0)))
+    switch(switches, 1, [0, 0], unknown, time__step=1.5)
+    assert not said
+    for step in (2, 3):
+        switch(
+            switches,
+            step,
+            [0, 0],
+            replace(unknown, acceptance=replace(unknown.acceptance, predicted=jnp.float32(0.1))),
+            time__step=1.5,
+        )
+    (line,) = said
+    assert line.startswith("step 2: drafting stays off. Expected acceptance at position 1 0.10;")
 
 
 def test_a_choice_is_printed_with_its_reason() -> None:

@@ -190,7 +190,7 @@ def test_a_report_of_an_asynchronous_run_shows_lag_exposed_generation_and_idle_m
 
 
 def test_warnings_are_read_back_with_their_steps(tmp_path: Path):
-    lines, sections = zip(*warnings(read_run(run_of(tmp_path))), strict=True)
+    lines, sections = zip(*warnings(read_run(run_of(tmp_path)), tmp_path), strict=True)
     headings = re.findall("^## (.*)", (DOCS / "troubleshooting.md").read_text(), re.MULTILINE)
     assert set(sections) <= {heading.lower().replace(" ", "-") for heading in headings}
     assert [
@@ -213,7 +213,8 @@ def test_warnings_are_read_back_with_their_steps(tmp_path: Path):
     # A NaN counts as the largest gap.
     write_run(tmp_path, 2, rollout__logprob_alarm=[1, 1], rollout__logprob_gap_mean=[0.25, None])
     assert any(
-        "up to inf on average and by up to inf over a sequence" in line for line, _ in warnings(read_run(tmp_path))
+        "up to inf on average and by up to inf over a sequence" in line
+        for line, _ in warnings(read_run(tmp_path), tmp_path)
     )
 
 

@@ -1,5 +1,6 @@
 """The lines that a run prints at its start."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -20,7 +21,7 @@ def of(experiment: Experiment, *lines: str) -> Experiment:
 
 
 def test_row_55_five_lines_say_what_the_run_is(experiment: Experiment):
-    model, data, draft, devices, step = summarize(experiment)
+    model, data, draft, devices, step = summarize(experiment, continuing=False)
     assert model.startswith("model: random weights, 712 parameters; computes in float32")
     assert data == "data: 20 prompts to train on, 4 held out"
     assert draft.startswith("draft: EAGLE-3 head, 856 parameters, untrained; every round drafts 2 tokens, most in")
@@ -42,15 +43,24 @@ def test_row_55_five_lines_say_what_the_run_is(experiment: Experiment):
 def test_row_49_the_line_of_the_draft_says_whether_it_drafts_and_why(
     experiment: Experiment, options: str, expected: str
 ):
-    line = summarize(of(experiment, options))[2]
+    line = summarize(of(experiment, options), continuing=False)[2]
     for part in expected.split("..."):
         assert part in line
     assert ("begins without" in line) == ("lengths 0" in options)
 
 
+def test_a_resumed_run_does_not_call_its_draft_untrained(experiment: Experiment):
+    line = summarize(of(experiment, "--rollout.draft-lengths 0 2"), continuing=True)[2]
+    assert "as the run has trained it; drafts one of 0, 2" in line
+    assert not re.search("untrained|begins|distil", line)
+
+
 def test_a_look_at_an_unused_draft_offers_a_distillation(experiment: Experiment):
     # 4,096 answers are 1,024 steps of 4 sequences.
     said = next_look(experiment, 0.5)
-    assert "trained and measured again in 32 steps" in said and "--distill.steps 512 needs about 17 min 4 s" in said
+    assert (
+        "trained and measured again, at least once in 32 steps" in said
+        and "--distill.steps 512 needs about 17 min 4 s" in said
+    )
     frozen = next_look(of(experiment, "--draft-training.mode frozen --distill.steps 5"), 0.5)
-    assert frozen == "The draft is measured again in 32 steps"
+    assert frozen == "The draft is measured again, at least once in 32 steps"

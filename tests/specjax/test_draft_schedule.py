@@ -229,13 +229,25 @@ def test_training_gets_rarer_while_acceptance_holds_and_returns_when_it_changes(
 def test_row_50_an_unused_draft_is_trained_now_and_then_and_again_once_it_is_used() -> None:
     config, trained = DraftTrainingConfig(every=2, max_every=16), []
     state = state_of(0, init_draft_training(config, None))
-    for step in range(60):
-        batch = batch_with(100, 50) if 40 <= step < 46 else batch_with(0, 0)
+    for step in range(80):
+        batch = batch_with(100, 50) if 60 <= step < 66 else batch_with(0, 0)
         due = draft_is_due(config, state, batch)
         state, _ = update_schedule(config, state, batch, sums_of(100, 50, 0.5), due)
         trained += [step] * int(due)
-    # Drafting begins at 40, and ends before the training of 46.
-    assert trained == [0, 16, 32, 40, 42, 44, 46]
+    # Drafting begins at 60, and ends before the training of 66.
+    assert trained == [0, 2, 6, 14, 30, 46, 60, 62, 64, 66, 68, 72]
+
+
+def test_row_50_at_a_fixed_draft_length_of_0_the_draft_is_unused() -> None:
+    config, trained = DraftTrainingConfig(max_every=4), []
+    state = state_of(0, init_draft_training(config, None))
+    # Such a rollout has no counts of drafts.
+    batch = replace(batch_with(0, 0), proposed=None, accepted=None)
+    for step in range(16):
+        due = draft_is_due(config, state, batch)
+        state, _ = update_schedule(config, state, batch, sums_of(0, 0, 0.5), due, may_draft=False)
+        trained += [step] * int(due)
+    assert trained == [0, 1, 3, 7, 11, 15]
 
 
 def test_a_loss_of_nan_does_not_change_the_schedule() -> None:

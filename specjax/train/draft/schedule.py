@@ -35,8 +35,9 @@ T = TypeVar("T")
 class DraftTrainingConfig(Options):
     """Schedule of draft training, and the rollouts it uses.
 
-    A step that trains the draft also measures its predicted acceptance. With a frozen draft it only measures. A draft
-    that the rollouts do not use is trained once in `max_every` steps, to see whether it has become worth using.
+    A step that trains the draft also measures its predicted acceptance. With a frozen draft it only measures. While
+    rollouts do not use the draft, it is trained after `every` steps, then twice as many, up to once in `max_every`, to
+    see whether it has become worth using.
 
     Attributes:
         mode:      online trains it on the run's own rollouts; frozen leaves it as it is.
@@ -76,7 +77,7 @@ class DraftTrainingState:
         accepted: float32, likewise.
         best:     float32, highest ratio accepted / drafted since then.
         short:    int32, steps in a row that accepted less than expected.
-        interval: int32, steps from the last training to the next; 0 before the first, and while the draft is unused.
+        interval: int32, steps from the last training to the next; 0 before the first, negative while unused.
         wait:     int32, steps until the next.
         fast:     float32, running mean of predicted acceptance.
         slow:     float32, likewise, over more of the past.
@@ -122,7 +123,7 @@ def draft_is_due(config: DraftTrainingConfig, state: TrainState, sequences: Scor
         return due
     drafted, accepted = counts
     # Drafting was off at the last training, and is on now.
-    due |= (state.adaptation.interval == 0) & (drafted > 0)
+    due |= (state.adaptation.interval <= 0) & (drafted > 0)
     if config.fall:
         best = state.adaptation.best
         due |= best - accepted / drafted > config.fall * best + DEVIATIONS * noise(best, drafted)
@@ -143,12 +144,14 @@ def update_schedule(
     sums: DraftSums,
     due: bool | Bool[Array, ""],
     *,
+    may_draft: bool = True,
     comparable: bool = True,
 ) -> tuple[TrainState, dict[str, Array]]:
     """Return the state after a step on `sequences`, and the metrics of the acceptance alarm.
 
     sums:       of the draft, under the weights that generated the sequences.
     due:        whether the step trained or measured the draft.
+    may_draft:  rollouts have a draft length above 0.
     comparable: the rollout's law is the one that the sums were computed under.
     """
     training: DraftTrainingState | None = state.adaptation
@@ -165,7 +168,7 @@ def update_schedule(
         best = jnp.maximum(training.best, accepted / jnp.maximum(drafted, 1.0))
         drafted, accepted, best = (jnp.where(due, 0.0, x) for x in (drafted, accepted, best))
         training = replace(training, drafted=drafted, accepted=accepted, best=best)
-    used = counts is None or counts[0] > 0
+    used = may_draft if counts is None else counts[0] > 0
     return replace(state, adaptation=_reschedule(config, training, sums, due, used)), metrics
 
 
@@ -180,7 +183,7 @@ def _reschedule(
 
     used: the rollout drafted.
     """
-    predicted, first = sums.overlap / sums.tokens, training.interval == 0
+    predicted, first = sums.overlap / sums.tokens, training.interval <= 0
     fast = jnp.where(first, predicted, FAST * training.fast + (1 - FAST) * predicted)
     slow = SLOW * training.slow + (1 - SLOW) * predicted
     highest = jnp.maximum(fast, training.highest - FORGET)
@@ -188,8 +191,9 @@ def _reschedule(
     steady = (fast - slow <= margin) & (highest - fast <= margin)
     # A step that was due before its time fell short of the best.
     steady &= (training.wait <= 0) & ~first
-    interval = jnp.where(steady, jnp.minimum(2 * training.interval, config.max_every), config.every)
-    wait, interval = jnp.where(used, interval, config.max_every), jnp.where(used, interval, 0)
+    grows = jnp.where(used, steady, training.interval < 0)
+    wait = jnp.where(grows, jnp.minimum(2 * jnp.abs(training.interval), config.max_every), config.every)
+    interval = jnp.where(used, wait, -wait)
     changed = replace(training, interval=interval, wait=wait, fast=fast, slow=slow, highest=highest)
     # Without a completion token nothing was measured. A NaN would stay in the means for good.
     measured = due & (sums.measured > 0) & jnp.isfinite(predicted)
