@@ -89,7 +89,7 @@ def train(
     signals: StopSignals,
     long_phases: LongPhases,
 ) -> tuple[TrainState, int | None]:
-    """Start or resume the run, take its steps and write the report. Return the last state, and a signal if one ended it.
+    """Start or resume the run, take its steps and write the report. Return the last state, and a signal that ended it.
 
     Raises RunStopped if too many steps in a row skipped an update.
     """

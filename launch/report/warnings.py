@@ -24,7 +24,7 @@ SECTIONS = {
     "skipped|not finite": "updates-are-skipped",
     "could not be scored": "reward-workers-die",
     "checkpoint|resume|metrics of|is missing": "resume-refuses",
-    "drafting": "speculation-is-slower-than-none",
+    "drafting (loses|turns|stays)": "speculation-is-slower-than-none",
     "draft|accept": "acceptance-falls",
     "learn|advantage|reward|dropped": "nothing-is-learnt",
 }
