@@ -42,15 +42,14 @@ class RewardConfig(Options):
     Attributes:
         scorer:       Main scorer; a completion is correct above 0.5. exact: text after the last # equals the answer;
                       math: math-verify; regex: see pattern; format: see format; exact_traced: exact on the device,
-                      without other scorers; or your own, as package.module:name, a function (completion, answer)
-                      or (completion, problem). A run from Python has python:name for its function.
+                      without other scorers; or package.module:name, (completion, answer or problem) -> number.
         also:         Scorers to add to the main one: those above, or length. Each is logged as reward/NAME.
         weights:      Weight of each scorer, the main one first. Empty: all 1.
         pattern:      Regular expression of the scorer regex. The group of its last match must equal the answer; without
                       a group it only has to match.
         format:       Regular expression of the scorer format. It must match the whole completion; dots match newlines.
         length:       Options of the scorer length.
-        keep_special_tokens: Score with special tokens (<think>), without stop tokens.
+        keep_special_tokens: Score with special tokens (<think>).
         workers:      Number of scorer processes.
         time_limit_s: Seconds for all scorers of one completion. After that it has no reward.
     """

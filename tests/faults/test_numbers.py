@@ -7,6 +7,7 @@ import pkgutil
 import random
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import jax
@@ -25,7 +26,7 @@ from configs.schema import RolloutOptions
 from launch.cli import paths
 from launch.cli.errors import ConfigError
 from specjax.options import Options, alternatives
-from specjax.parallel.memory import check_memory, device_memory, growing
+from specjax.parallel.memory import check_memory, device_memory, growing, peak_gib
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.quantization import project, quantize
 from specjax.rollout.plan import ChosenConfig
@@ -222,3 +223,11 @@ def test_row_44_a_copy_in_eight_bits_is_finite_whatever_its_largest_weight(to: E
         assert np.isfinite(values).all() and np.isfinite(made.scale).all()
         assert np.isfinite(project(jnp.ones((1, 2)), made)).all()
         np.testing.assert_allclose(values[0, 5:] * made.scale[5:], largest[5:], rtol=0.3)
+
+
+def test_the_peak_of_memory_is_the_fullest_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = [SimpleNamespace(memory_stats=lambda peak=peak: {"peak_bytes_in_use": peak * 2**30}) for peak in (2, 3)]
+    mesh = make_mesh(MeshConfig())
+    assert peak_gib(mesh) is None  # CPUs do not count
+    monkeypatch.setattr(type(mesh), "local_devices", [*devices, SimpleNamespace(memory_stats=lambda: None)])
+    assert peak_gib(mesh) == 3.0

@@ -48,7 +48,10 @@ class Recorder:
             record_warning=lambda number, text: self.said.append((number, text)),
             record_checkpoint=lambda number: None,
         )
-        samples: Any = SimpleNamespace(due=lambda number, last: False)
+        self.sampled: list[int] = []
+        samples: Any = SimpleNamespace(
+            due=lambda number, last: last, write=lambda number, *_: self.sampled.append(number)
+        )
         unused: Any = None
         fakes: Any = SimpleNamespace(
             experiment=SimpleNamespace(
@@ -179,6 +182,7 @@ def test_a_run_that_must_stop_ends_after_its_step_and_saves(tmp_path: Path, why:
     run.loop.run()
     saved = [("save", 2)] if every else []
     assert run.done == [("train", 1), ("train", 2), ("log", 1), ("log", 2), *saved]
+    assert run.sampled == [2]
     assert run.said[0][1].startswith("stopped after step 2; ") and ("--resume" in run.said[0][1]) == bool(every)
     assert run.said[1:] == ([(2, "step 2: skipped")] if why is give_up else [])
 

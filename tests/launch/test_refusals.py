@@ -124,7 +124,7 @@ def test_generate_refuses(refusal: Refusal, shrunk: Options, tmp_path: Path):
     wider = {"--checkpoint": str(tmp_path), "draft.intermediate_size": 24}
     assert_refused(said("1 ?", wider), "checkpoint: ...params.draft...float32[16, 16]...float32[24, 16]")
     assert_refused(said("1 " * 50, {}), "prompt: ...1...40...data.max_prompt_tokens")
-    assert_refused(said("1 ?", {"--samples": "0"}), "samples = 0: ...1")
+    assert_refused(said("1 ?", {"--samples": "-1"}), "samples = -1: ...0")
 
 
 def test_generate_refuses_a_draft_of_another_vocabulary(refusal: Refusal, shrunk: Options, tmp_path: Path):

@@ -14,6 +14,7 @@ from specjax.train.optimizer import (
     OptimizerConfig,
     apply_gradients,
     init_moments,
+    learning_rate,
     make_optimizer,
     make_optimizers,
     update,
@@ -110,8 +111,10 @@ def rates(config: OptimizerConfig, count: int, steps: int | None = None) -> list
     optimizer = make_optimizer(replace(config, b1=0.0, b2=0.0, clip_norm=1e9), steps)
     weights, state, found = jnp.zeros(1), optimizer.init(jnp.zeros(1)), []
     for _ in range(count):
+        logged = learning_rate(config, state) if steps is None else None
         after, state = update(optimizer, jnp.ones(1), state, weights, jnp.bool(True))
         found.append(float((weights - after)[0]))
+        assert logged is None or logged == pytest.approx(found[-1], abs=1e-6)
         weights = after
     return found
 
@@ -125,6 +128,8 @@ def test_schedules_fall_to_their_floor_after_the_warm_up() -> None:
     np.testing.assert_allclose(rates(config, 7), [0.2, 0.4, 0.325, 0.25, 0.175, 0.1, 0.1], atol=1e-6)
     falling = [0.1 + 0.15 * (1 + np.cos(np.pi * i / 4)) for i in (0, 1, 2, 3, 4, 4)]
     np.testing.assert_allclose(rates(replace(config, schedule="cosine"), 7), [0.2, *falling], atol=1e-6)
+    muon, weights = replace(config, kind="muon"), {"kernel": jnp.ones((4, 4))}
+    assert learning_rate(muon, make_optimizer(muon).init(weights)) == pytest.approx(0.2)
 
 
 MUON = OptimizerConfig(kind="muon", learning_rate=0.1, weight_decay=0.2, clip_norm=1e9)
