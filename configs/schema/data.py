@@ -89,7 +89,8 @@ class DataConfig(Options):
         if not kept:
             raise ValueError(f"chat_template_kwargs = {show(given)}: must be an object that JSON can hold")
         try:
-            datetime.fromisoformat(self.chat_template_time or "2026-11-28")
+            if self.chat_template_time is not None:
+                datetime.fromisoformat(self.chat_template_time)
         except ValueError:
             time = show(self.chat_template_time)
             raise ValueError(f"chat_template_time = {time}: must be a time as 2026-11-28T09:30:00") from None

@@ -1,4 +1,4 @@
-"""Rendering of a model's chat template: a program of strangers, which may read the clock or never end."""
+"""Render a model's chat template, which is untrusted code: it may read the clock or never end."""
 
 import signal
 import threading
@@ -17,7 +17,7 @@ def render(
 ) -> tuple[list[int], str]:
     """Return the ids of messages in the chat format of a Hugging Face tokenizer, and the template that was rendered.
 
-    Raises TimeoutError after LIMIT_S, and whatever the template raises.
+    Raises TimeoutError after LIMIT_S, and whatever the template raises. Outside the main thread there is no limit.
 
     variables: further variables of the template.
     now:       the time that its strftime_now shows.

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -167,9 +168,10 @@ class HuggingFaceTokenizer:
 
     def cut_tokens(self) -> list[str]:
         """Return the tokens that are never in decoded text: stop tokens, and special tokens unless they are kept."""
-        stops = dict(zip(self._tokenizer.convert_ids_to_tokens(list(self.stop_tokens)), self.stop_tokens, strict=True))
-        tokens: dict[str, int] = self._tokenizer.get_added_vocab() | stops
-        return sorted(text for text, token in tokens.items() if not self.decode([token]))
+        added: dict[str, int] = self._tokenizer.get_added_vocab()
+        # Stop tokens may be ids that only the policy's larger vocabulary has.
+        ids = [i for i in {*added.values(), *self.stop_tokens} if 0 <= i < self.vocab_size and not self.decode([i])]
+        return sorted(text for text in self._tokenizer.convert_ids_to_tokens(ids) if text is not None)
 
     def chat(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt. The instruction is applied to the user's last message."""
@@ -190,7 +192,7 @@ class HuggingFaceTokenizer:
                 f"model.path = {self._directory}: its chat template fails: {reason}; correct it, or remove it to send "
                 "the prompt unchanged"
             ) from error
-        self._check_fields({name for message in messages for name in message.extra if name not in template})
+        self._check_fields({name for message in messages for name in message.extra if not _reads(template, name)})
         return ids
 
     def _check_fields(self, unread: set[str]) -> None:
@@ -206,6 +208,12 @@ class HuggingFaceTokenizer:
             logger.warning(
                 "data.prompt_field: %s does not read fields of messages: %s", owner, ", ".join(sorted(unread))
             )
+
+
+def _reads(template: str, name: str) -> bool:
+    """Return whether a chat template has the name as an attribute or a key."""
+    name = re.escape(name)
+    return re.search(rf"""\.\s*{name}\b|(['"]){name}\1""", template) is not None
 
 
 def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:

@@ -51,7 +51,13 @@ def tokenizer_of(directory: Path | None, **options: Any) -> Tokenizer:
 
 @pytest.mark.parametrize(
     ("given", "replaced", "stops"),
-    [((), False, (EOS, END)), ((BOX,), False, (EOS, END, BOX)), ((END, BOX), True, (END, BOX)), ((EOS,), True, (EOS,))],
+    [
+        ((), False, (EOS, END)),
+        ((BOX,), False, (EOS, END, BOX)),
+        ((END, BOX), True, (END, BOX)),
+        ((EOS,), True, (EOS,)),
+        ((12, 2**31 - 1), False, (EOS, END, 12, 2**31 - 1)),  # of the policy's vocabulary, not the tokenizer's
+    ],
 )
 def test_row_33_stop_tokens_are_one_list(
     directory: Path, given: tuple[int, ...], replaced: bool, stops: tuple[int, ...]
@@ -187,8 +193,9 @@ def test_row_32_two_tokenizers_of_one_template_have_times_of_their_own(directory
         tokenizer_of(directory, data__chat_template_time=time) for time in ("2026-01-02T03:04:05", "2027-01-01")
     )
     assert [old.chat("hello"), new.chat("hello"), old.chat("hello")] == [[5, 8], [5, 9], [5, 8]]
-    with refuses("data.chat_template_time = yesterday: ...2026-11-28T09:30:00"):
-        tokenizer_of(directory, data__chat_template_time="yesterday")
+    for time in ("yesterday", ""):
+        with refuses(f"data.chat_template_time = {time}: ...2026-11-28T09:30:00"):
+            tokenizer_of(directory, data__chat_template_time=time)
 
 
 CALLING = (
@@ -265,9 +272,9 @@ def test_row_40_fields_that_the_template_does_not_read_are_named(
 ) -> None:
     tokenizer = tokenizer_of(directory)
     for _ in range(2):
-        tokenizer.chat(read(directory, ASKED | {"weight": 0}).prompt)
+        tokenizer.chat(read(directory, ASKED | {"weight": 0, "think": 1}).prompt)
     (record,) = caplog.records
-    assert_refused(record.getMessage(), f"data.prompt_field: ...model.path = {directory}...weight")
+    assert_refused(record.getMessage(), f"data.prompt_field: ...model.path = {directory}...think, weight")
     with refuses(f"data.prompt_field: ...tool_calls...model.path = {directory}", ConfigError):
         tokenizer.chat(read(directory, ASKED, {"role": "assistant", "tool_calls": [CALL]}, ASKED).prompt)
 
