@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.schema.rewards import TRACED, LengthConfig, RewardConfig
+from launch.cli.errors import first_line
 from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.data.json_lines import to_json
 from launch.data.problems import Problem
@@ -76,12 +77,13 @@ def unscorable_answers(pool: RewardPool, problems: Sequence[Problem], long_phase
     stating = load_scorer(name, pool.config.pattern_of(name)).stating if name in NAMED else None
     if stating is None:
         return []
-    answers = list(dict.fromkeys(problem.answer for problem in problems))
+    answers = {problem.answer: problem for problem in problems}
     values, size = list[float](), pool.config.workers * CHUNK
-    parts = [answers[start : start + size] for start in range(0, len(answers), size)]
+    distinct = list(answers.values())
+    parts = [distinct[start : start + size] for start in range(0, len(distinct), size)]
     with long_phases.phase(f"check of {len(answers)} answers", len(parts), "parts", kept=False, quiet=True) as phase:
         for part in parts:
-            scored = pool.score([stating(answer) for answer in part], part)
+            scored = pool.score([stating(problem.answer) for problem in part], list(map(_as_object, part)))
             values += scored[:, pool.scorers.index(name)].tolist()
             phase.finish()
     return [answer for answer, value in zip(answers, values, strict=True) if value != 1.0]
@@ -95,13 +97,13 @@ def host_scorer(pool: RewardPool, tokenizer: Tokenizer, problems: Sequence[Probl
     negative id are padding and get NaN.
     """
     config = pool.config
-    sent = _as_object if any(":" in name for name in config.names) else lambda problem: problem.answer
     weights = np.array(config.weights or [1.0] * len(config.names), np.float32)
 
     def score(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
         rows = np.flatnonzero(ids >= 0)
         completions = [tokenizer.decode(tokens[row, : lengths[row]].tolist()) for row in rows]
-        by_text = pool.score(completions, [sent(problems[ids[row]]) for row in rows])
+        objects = _as_objects(problems, ids)
+        by_text = pool.score(completions, [objects[ids[row]] for row in rows])
         columns = dict(zip(pool.scorers, by_text.T, strict=True))
         if "length" in config.names:
             columns["length"] = length_penalty(lengths[rows], config.length)
@@ -117,31 +119,40 @@ def function_reward(function: Callable[..., Any], problems: Sequence[Problem], t
     """Return the reward that a function of this process gives to completions of `problems`.
 
     function: (completion, answer) or (completion, problem) -> number. A completion on which it raises an exception, or
-              returns no finite number, has no reward. Each message is logged once.
+              returns no finite number, has no reward. The first failure of each kind is logged. Completions of the same
+              problem share the object, so the function must not change it.
     """
     scorer, logged = scorer_of(function), set[str]()
 
-    def score_one(completion: str, problem: Problem) -> float:
+    def score_one(completion: str, problem: dict[str, Any]) -> float:
         try:
-            value = float(scorer(completion, _as_object(problem)))
+            value = float(scorer(completion, problem))
             if math.isfinite(value):
                 return value
-            reason = f"returned {value}"
+            kind, reason = "returned", f"returned {value}"
         except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-        if reason not in logged:
-            logged.add(reason)
-            logger.warning("reward: a completion has no reward: %s", reason)
+            kind = type(error).__name__
+            reason = f"{kind}: {first_line(error)}"
+        if kind not in logged:
+            logged.add(kind)
+            logger.warning(
+                "reward: a completion has no reward: %s (shown once; the metric reward/failed counts them)", reason
+            )
         return math.nan
 
     def score(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, ...]:
-        values = np.full(len(ids), np.nan, np.float32)
+        values, objects = np.full(len(ids), np.nan, np.float32), _as_objects(problems, ids)
         for row in np.flatnonzero(ids >= 0):
             completion = tokenizer.decode(tokens[row, : lengths[row]].tolist())
-            values[row] = score_one(completion, problems[ids[row]])
+            values[row] = score_one(completion, objects[ids[row]])
         return values, (values > 0.5).astype(np.float32)
 
     return HostReward(score)
+
+
+def _as_objects(problems: Sequence[Problem], ids: np.ndarray) -> dict[int, dict[str, Any]]:
+    """Return the problems of a batch by their ids, each converted once for all its completions."""
+    return {problem: _as_object(problems[problem]) for problem in set(ids.tolist()) if problem >= 0}
 
 
 def _as_object(problem: Problem) -> dict[str, Any]:

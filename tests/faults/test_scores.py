@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from configs.schema.rewards import RewardConfig
 from launch.cli.errors import ConfigError
 from launch.data.problems import Problem, read_problems
 from launch.data.tokenizers import ByteTokenizer
-from launch.rewards.reward_fn import _as_object, host_scorer, make_reward, unscorable_answers
+from launch.rewards.reward_fn import _as_object, function_reward, host_scorer, make_reward, unscorable_answers
 from launch.rewards.scorers import load_scorer
 from launch.rewards.workers import PRINTED_LINES, RewardPool
 from tests.launch.processes import gone
@@ -316,6 +317,25 @@ def test_row_52_a_scorer_may_take_the_whole_problem(
     with RewardPool(config) as pool:
         (_, _, values) = host_scorer(pool, tokenizer, problems)(tokens, np.array([2, 2]), np.array([0, 0]))
     assert values.tolist() == [[1.25, 1.0], [0.25, 1.0]]
+    # It also gets the problem when answers are checked.
+    with RewardPool(RewardConfig("exact", also=(f"{module}:whole",), workers=1)) as pool:
+        assert unscorable_answers(pool, problems) == []
+
+
+def test_a_function_of_this_process_loses_samples_and_logs_each_kind_once(caplog: pytest.LogCaptureFixture) -> None:
+    def reward(completion: str, problem: dict[str, Any]) -> float:
+        if completion.isdigit():
+            return float(completion) / float(problem["answer"])
+        raise KeyError(completion) if completion == "k" else ValueError(f"{completion}\n" + "x" * 1000)
+
+    tokens = np.array([[ord(character)] for character in "4abk8"], np.int32)
+    score = function_reward(reward, [Problem(prompt="", answer="4")], ByteTokenizer()).score
+    values, correct = score(tokens, np.ones(5, np.int32), np.array([0, 0, 0, 0, -1]))
+    np.testing.assert_array_equal(values, [1, *[np.nan] * 4])
+    assert correct.tolist() == [1, 0, 0, 0, 0]
+    said = [record.getMessage().partition(" has no reward: ")[2] for record in caplog.records]
+    counted = "(shown once; the metric reward/failed counts them)"
+    assert said == [f"ValueError: a {counted}", f"KeyError: 'k' {counted}"]
 
 
 def test_row_52_objects_are_answers_only_of_scorers_of_ones_own(tmp_path: Path) -> None:

@@ -148,9 +148,9 @@ def test_loading_and_the_check_of_answers_stop(tmp_path: Path):
     assert not list(tmp_path.iterdir())
     scored: list[int] = []
 
-    def score(completions: list[str], answers: list[str]) -> np.ndarray:
-        scored.append(len(answers))
-        return np.array([[float(answer != "1")] for answer in answers])
+    def score(completions: list[str], problems: list[dict[str, Any]]) -> np.ndarray:
+        scored.append(len(problems))
+        return np.array([[float(problem["answer"] != "1")] for problem in problems])
 
     pool: Any = SimpleNamespace(config=RewardConfig("exact", workers=2), scorers=["exact"], score=score)
     problems = [Problem(prompt="", answer=str(number)) for number in range(40)]
