@@ -10,6 +10,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+# Packages whose exceptions `decode` rebuilds.
+REBUILT = ("builtins", "launch", "specjax")
+
 
 def encode(value: Any) -> bytes:
     """Return a value as bytes: the length of a header of JSON in 8 bytes, the header, and the arrays' contents.
@@ -25,7 +28,8 @@ def encode(value: Any) -> bytes:
 def decode(message: bytes) -> Any:
     """Return the value of `encode`. Raises ConnectionError if the message is none of its.
 
-    An exception is of the first class among its own and its bases that this process has loaded.
+    An exception is of the first class among its own and its bases that is built in, or of launch or specjax; a base has
+    its text.
     """
     contents = io.BytesIO(message)
     try:
@@ -48,13 +52,15 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
         case dict():
             return {"dict": [[_plain(each, arrays) for each in item] for item in value.items()]}
         case np.ndarray() | np.generic():
+            if not _has_name(value.dtype):
+                raise TypeError(f"array of {value.dtype}: cannot pass between processes")
             arrays.append(np.ascontiguousarray(value))
             return {"array": [value.dtype.name, value.shape]}
         case Exception():
             classes = [_name(each) for each in type(value).__mro__ if issubclass(each, Exception)]
             # Not `args`, which lack the file's name of an OSError.
             args = value.__reduce__()[1]
-            return {"error": [classes, [x if isinstance(x, int | str | None) else str(x) for x in args]]}
+            return {"error": [classes, [x if isinstance(x, int | str | None) else str(x) for x in args], str(value)]}
     raise TypeError(f"{type(value).__name__}: cannot pass between processes")
 
 
@@ -73,12 +79,20 @@ def _value(plain: Any, contents: io.BytesIO) -> Any:
     return made(_value(content, contents))
 
 
-def _error(classes: Sequence[str], args: Sequence[Any]) -> Exception:
-    loaded = {_name(each): each for each in _subclasses(Exception)}
-    for name in classes:
-        with suppress(KeyError, TypeError):
-            return loaded[name](*args)
-    return Exception(*args)
+def _error(classes: Sequence[str], args: Sequence[Any], text: str) -> Exception:
+    # Other packages' classes may do anything with their arguments.
+    known = {_name(each): each for each in _subclasses(Exception) if each.__module__.partition(".")[0] in REBUILT}
+    for index, name in enumerate(classes):
+        with suppress(Exception):
+            return known[name](*(args if index == 0 else [text]))
+    return Exception(text)
+
+
+def _has_name(dtype: np.dtype) -> bool:
+    """Return whether `decode` gets the dtype from its name. It does not get texts, objects, and other byte orders."""
+    with suppress(TypeError):
+        return jnp.dtype(dtype.name) == dtype and not dtype.hasobject
+    return False
 
 
 def _name(kind: type) -> str:
