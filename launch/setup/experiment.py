@@ -4,6 +4,7 @@ import math
 import re
 import zlib
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -14,7 +15,7 @@ from jax.sharding import Mesh
 from configs.schema import AsynchronousConfig, RunConfig
 from configs.schema.run import check_correction
 from launch.cli.errors import ConfigError, as_config_error, check_all, first_line
-from launch.cli.functions import load_function
+from launch.cli.functions import load_function, refusing_errors
 from launch.cli.hosts import request_cpu_devices
 from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.data.batches import PromptPipeline, PromptTable, prompt_pipeline
@@ -135,20 +136,19 @@ class Experiment:
                 generate = carry_over(generate, carried, seed_step[1])
             return generate(prepare(policy, drafter, params), prompts, seed_step, choice)
 
+        refusing = nullcontext() if name is None else refusing_errors("rollout.function", name, "return a Rollout")
         try:
-            with jax.set_mesh(mesh):
+            with refusing, jax.set_mesh(mesh):
                 args = replace(params, memory=()), self.abstract_prompts(prompts), (step, step), draft_length_indices
                 rollout = jax.eval_shape(run, *args)
                 if not isinstance(rollout, Rollout):
-                    raise TypeError(f"returned {type(rollout).__name__}; must return a Rollout")
-        except Exception as error:
-            if name is None and not isinstance(error, TypeError | ValueError):
-                raise
+                    raise TypeError(f"returned {type(rollout).__name__}")
+        except (TypeError, ValueError) as error:
             reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}"
             if mesh != self.mesh:
                 # Messages name the axes of every mesh as options of `mesh`.
                 reason = re.sub(r"(?<![\w.])mesh\.", "asynchronous.rollout_mesh.", reason)
-            raise ConfigError(reason if name is None else f"rollout.function = {name}: {reason}") from error
+            raise ConfigError(reason) from error
         actual, expected = (rollout.tokens.shape, rollout.lengths.shape), ((rows, config.max_new_tokens), (rows,))
         if actual != expected:
             raise ConfigError(f"rollout.function = {name}: tokens and lengths have shapes {actual}, must be {expected}")
@@ -265,16 +265,17 @@ def _check_divisibility(config: RunConfig, shards: int, rollout_shards: int) -> 
     if failing:
         if rollout_shards == shards:
             failing = failing[:1]
-        near = nearest_multiples(prompts, math.lcm(shards, rollout_shards))
+        factor = math.lcm(shards, rollout_shards)
+        near = nearest_multiples(prompts, factor)
         refused.append(f"data.prompts = {prompts}: must be a multiple of {' and of '.join(failing)}; nearest: {near}")
-        prompts = _nearest(prompts, near)
+        prompts = _nearest_multiple(prompts, factor)
     if groups % shards or groups > prompts:
         near = nearest_multiples(min(groups, prompts), shards)
         refused.append(
             f"selection.groups = {groups}: must be a multiple of mesh.data x mesh.fsdp = {shards}, and at most "
             f"data.prompts = {prompts}; nearest: {near}"
         )
-        groups = _nearest(groups, near)
+        groups = _nearest_multiple(min(groups, prompts), shards)
     sequences, minibatches = (groups or prompts) * config.rollout.group_size // shards, updates.minibatches
     if sequences % (minibatches * config.microbatches):
         name = f"updates.minibatches x microbatches = {minibatches} x {config.microbatches}"
@@ -316,9 +317,8 @@ def check_distillation_batch(config: RunConfig, shards: int) -> None:
         )
 
 
-def _nearest(value: int, choices: str) -> int:
-    """Return the nearest of the choices that a message names ("24 or 32")."""
-    return min(map(int, choices.split(" or ")), key=lambda choice: abs(choice - value))
+def _nearest_multiple(value: int, factor: int) -> int:
+    return max(1, round(value / factor)) * factor
 
 
 def _check_windows(config: RunConfig) -> None:

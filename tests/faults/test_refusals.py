@@ -68,6 +68,10 @@ def test_row_43_an_error_names_the_line_of_the_users_code(tmp_path: Path, monkey
     (tmp_path / "raising_draft.py").write_text('def build(context):\n    raise KeyError("x\\ny")\n')
     with refuses("draft.kind = raising_draft:build: KeyError: ...(line 2 of ...raising_draft.py)", ConfigError):
         build_experiment(replace(CONFIG, draft=DraftConfig(kind="raising_draft:build")))
+    (tmp_path / "exiting.py").write_text("import sys\ndef rollout(*inputs):\n    sys.exit(3)\n")
+    config = replace(CONFIG, rollout=replace(CONFIG.rollout, function="exiting:rollout"))
+    with refuses("rollout.function = exiting:rollout: SystemExit: 3 (line 3 of ...return a Rollout", ConfigError):
+        checks._check_training_rollout(build_experiment(config))
 
 
 @pytest.mark.parametrize("text", ['{"a": 1, "a": 1}', '{"b": {"a": 1, "c": 2, "a": [3]}}', '{"b": [{"a": 0, "a": 1}]}'])
