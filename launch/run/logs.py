@@ -79,7 +79,8 @@ class SampleLog:
 
     def __init__(self, directory: Path, experiment: Experiment, resume_step: int | None = None) -> None:
         self._path, self._experiment = directory / SAMPLES_FILE, experiment
-        self._final_answer = final_answer_of(experiment.config.reward)
+        config = experiment.config
+        self._final_answer = final_answer_of(config.reward) if config.log.samples > 0 else None
         cut_after(self._path, -1 if resume_step is None else resume_step, report=console.print)
 
     def due(self, step: int, last: bool) -> bool:
@@ -133,13 +134,15 @@ class SampleLog:
         written_by = [None] * length if writers is None else writers[:length].tolist()
         asked = self._experiment.problems.train[problem]
         # The extraction has no time limit: only completions that were scored within it.
-        scored = reward is not None and np.isfinite(reward)
-        extract = self._final_answer if scored else None
+        value = None if reward is None or not np.isfinite(reward) else float(reward)
+        extract = None if value is None else self._final_answer
+        extracted = None if extract is None else extract(tokenizer.decode(ids))
         return {
             "prompt": prompt_text(asked.prompt),
             "answer": asked.answer,
-            "extracted": None if extract is None else extract(tokenizer.decode(ids)),
-            "reward": float(reward) if reward is not None and np.isfinite(reward) else None,
+            # A scorer of one's own may return a number of any type.
+            "extracted": None if extracted is None else str(extracted),
+            "reward": value,
             "advantage": None if advantage is None else float(advantage),
             "stopped": None if stopped is None or done is not None and not done else bool(stopped),
             "pieces": [list(piece) for piece in zip(texts, written_by, strict=True)],

@@ -11,6 +11,7 @@ import pytest
 from configs.tiny import config as tiny
 from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer, token_texts
+from launch.run import logs
 from launch.run.logs import SampleLog
 from specjax.types import Prompts, Reward, Rollout, Writer
 from tests.launch.checkpoints import WORDS, write_tokenizer
@@ -64,6 +65,15 @@ def test_completions_of_different_prompts_with_who_wrote_them(tmp_path: Path):
     assert (second["prompt"], second["reward"], third["pieces"]) == ("a+a=", None, [["b", 1], ["", 3]])
     (completion,) = untold["completions"]
     assert completion["stopped"] is completion["reward"] is None and completion["pieces"][0] == ["a", None]
+
+
+def test_the_answer_of_a_scorer_of_ones_own_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(logs, "final_answer_of", lambda config: lambda completion: np.int64(len(completion)))
+    log_in(tmp_path, 3).write(4, PROMPTS, ROLLOUT)
+    (line,) = lines(tmp_path)
+    assert [completion["extracted"] for completion in line["completions"]] == ["2", None, "1"]
+    monkeypatch.setattr(logs, "final_answer_of", pytest.fail)  # a run without samples does not load it
+    log_in(tmp_path, 0)
 
 
 def test_the_prompts_are_read_on_the_host(tmp_path: Path):
