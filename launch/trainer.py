@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from configs.override import override
+from configs.schema import RunConfig
 from launch.cli.console import wide_console
 from launch.cli.errors import ConfigError, Stopped, as_config_error
+from launch.cli.fields import fields_of
 from launch.cli.hosts import join_hosts
 from launch.cli.long_phases import LongPhases
-from launch.cli.options import use_compile_cache
+from launch.cli.options import use_compile_cache, with_fixed_length
+from launch.cli.recipe_options import RECIPE_ONLY, reads
 from launch.cli.recipes import load_recipe
-from launch.comparison.closing import compare_steps
+from launch.comparison.closing import check_comparison, compare_steps
 from launch.comparison.stage_times import VariantReport
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
@@ -33,6 +36,8 @@ from specjax.rewards import RewardFn
 from specjax.types import TrainState
 
 RewardOf = Callable[[Sequence[Problem], Tokenizer], RewardFn]
+# Options that a function as reward would ignore.
+SCORERS = ("reward.scorer", "reward.also", "reward.weights")
 
 
 @dataclass(frozen=True)
@@ -77,12 +82,12 @@ class TrainedRun:
     def compare(self, steps: int = 5) -> VariantReport:
         """Time steps with and without the draft in turns, print the table of whole steps and return the draft's row.
 
-        Frees the optimiser's moments.
+        Frees the optimiser's moments. Raises ConfigError if the run cannot be compared, as one without a draft.
         """
-        with _scoring(self.experiment, self.reward_of) as reward_of:
-            reward_fn = reward_of(self.experiment.problems.train, self.experiment.tokenizer)
-            config = override(self.experiment.config, {"speedup.steps": steps})
-            experiment = replace(self.experiment, config=config)
+        experiment = replace(self.experiment, config=override(self.experiment.config, {"speedup.steps": steps}))
+        check_comparison(experiment)
+        with _scoring(experiment, self.reward_of) as reward_of:
+            reward_fn = reward_of(experiment.problems.train, experiment.tokenizer)
             return compare_steps(experiment, reward_fn, self.state, wide_console, LongPhases())
 
 
@@ -108,26 +113,48 @@ def train(
         steps:   Number of steps.
         out:     Directory of the run. None: a new one in runs.
         resume:  Continue the run in `out`.
-        options: Other options by their names on the command line, as {"rollout.group_size": 16}.
+        options: Other options by their names on the command line, as {"rollout.group_size": 16}. Lists become tuples.
 
     Raises ConfigError for bad input, and Stopped after a signal, once the run is saved.
     """
     use_compile_cache()
-    reward_of = partial(function_reward, reward) if callable(reward) else None
+    reward_of, scorer = None, reward
+    if callable(reward):
+        reward_of = partial(function_reward, reward)
+        scorer = f"{FUNCTION}{getattr(reward, '__name__', type(reward).__name__)}"
+    given = _option_values(options or {})
+    if ignored := [name for name in given if callable(reward) and name in SCORERS]:
+        raise ConfigError(f"options: {', '.join(ignored)}: must not be set with a function as reward; it is the reward")
     values: dict[str, Any] = {
         "model.path": str(model),
         "data.train": str(data) if isinstance(data, str | Path) else str(_kept(data)),
-        "reward.scorer": f"{FUNCTION}{reward.__name__}" if callable(reward) else reward,
+        "reward.scorer": scorer,
         "steps": steps,
         "out": None if out is None else str(out),
         "resume": resume,
     }
     with as_config_error():
-        config = override(load_recipe("own_data"), values | dict(options or {}))
+        config = override(load_recipe("own_data"), values | given)
     result = run(join_hosts(config), reward_of)
     if result.signal is not None:
         raise Stopped(result.signal, f"stopped; train(.., out={str(result.directory)!r}, resume=True) continues it")
     return TrainedRun(result.directory, result.experiment, result.state, reward_of)
+
+
+def _option_values(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of options by the paths of their fields. Raises ConfigError if there is no such option."""
+    known = {field.path for field in fields_of(RunConfig) if not reads(RECIPE_ONLY, field.path)}
+    values = {name.replace("-", "_"): _as_tuple(value) for name, value in options.items()}
+    if unknown := values.keys() - known:
+        raise ConfigError(
+            f"options: {', '.join(sorted(unknown))}: unknown; must be options that `python -m launch.train own_data "
+            "--help all` lists, as rollout.group_size"
+        )
+    return with_fixed_length(values)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 
 def _kept(problems: Sequence[Mapping[str, Any]]) -> Path:

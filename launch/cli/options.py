@@ -8,7 +8,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
 from types import NoneType
@@ -176,9 +176,7 @@ def parse_run_and(
     for field in programs_own:
         if field.default is MISSING and field.path not in values:
             raise ConfigError(f"{field.flag} {field.metavar}: must be set. {field.help}")
-    if "rollout.draft_length" in values:
-        # A recipe that chooses among several would otherwise ignore it.
-        values.setdefault("rollout.draft_lengths", ())
+    values = with_fixed_length(values)
     with as_config_error():
         program_values = {field.path: values.pop(field.path) for field in programs_own if field.path in values}
         required = {field.path: program_values.pop(field.path) for field in programs_own if field.default is MISSING}
@@ -189,6 +187,15 @@ def parse_run_and(
     if algorithm is not None:
         print(describe(algorithm, config, values))
     return config, options
+
+
+def with_fixed_length(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of options; a draft length without draft lengths fixes the length.
+
+    A recipe that chooses among several would otherwise ignore it.
+    """
+    fixed = {"rollout.draft_lengths": ()} if "rollout.draft_length" in values else {}
+    return fixed | dict(values)
 
 
 def parse(kind: type[T], argv: Sequence[str], prog: str, description: str | None = None, **defaults: Any) -> T:
