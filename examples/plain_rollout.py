@@ -40,19 +40,20 @@ def rollout(
     keys = sequence_keys(seed_step, ids, jnp.arange(count * group) % group)
 
     def next_token(state: State) -> State:
-        record, live, position = state.record, ~state.done, lengths + state.drawn
+        record, active, position = state.record, ~state.done, lengths + state.drawn
         log_p = process_logits(state.logits[:, 0], config.law)
         token = sample(log_p, gumbels(keys, position, Purpose.COUPLED, policy.vocab_size))
         done = state.done | jnp.isin(token, jnp.array(config.stop_tokens, jnp.int32))
         full = pick(full_log_probs(state.logits[:, 0], config.law), token)
-        new = {"tokens": token, "law": pick(log_p, token), "full": full}
-        by_token = {k: getattr(record, k).at[:, state.drawn].set(jnp.where(live, x, 0)) for k, x in new.items()}
-        record = Rollout(lengths=record.lengths + live.astype(jnp.int32), stopped=done, **by_token)
+        column = {"tokens": token, "law": pick(log_p, token), "full": full}
+        by_token = {k: getattr(record, k).at[:, state.drawn].set(jnp.where(active, x, 0)) for k, x in column.items()}
+        record = Rollout(lengths=record.lengths + active.astype(jnp.int32), stopped=done, **by_token)
         # The token's keys and values are written at its position; the logits are those of the token after it.
         output = policy.apply(params.policy, token[:, None], position, state.cache)
         return State(output.cache, output.logits, state.drawn + 1, done, record)
 
-    zeros, none = jnp.zeros((count * group, budget), jnp.int32), jnp.zeros(count * group, bool)
-    empty = Rollout(zeros, zeros[:, 0], none, law=zeros.astype(jnp.float32), full=zeros.astype(jnp.float32))
-    state = State(cache, logits, jnp.int32(0), none, empty)
+    no_tokens, no_log_probs = (jnp.zeros((count * group, budget), dtype) for dtype in (jnp.int32, jnp.float32))
+    not_done = jnp.zeros(count * group, bool)
+    no_record = Rollout(no_tokens, no_tokens[:, 0], not_done, law=no_log_probs, full=no_log_probs)
+    state = State(cache, logits, jnp.int32(0), not_done, no_record)
     return jax.lax.while_loop(lambda s: (s.drawn < budget) & ~jnp.all(s.done), next_token, state).record
