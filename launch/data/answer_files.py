@@ -8,7 +8,7 @@ A file has any format of launch.data.records. Its records have the fields
               because tokenizing the text may not give the generated tokens back.
 
 or, instead, a conversation in `messages` or `conversations`: objects with `role` and `content`, or `from` and `value`.
-Each turn of the assistant is an answer to the messages before it.
+Each turn of the assistant is an answer to the messages before it, unless it calls tools.
 """
 
 from collections import Counter
@@ -20,13 +20,14 @@ from launch.cli.errors import ConfigError
 from launch.data.batches import check_ids
 from launch.data.json_lines import field_value, text_field
 from launch.data.problems import Problem
-from launch.data.prompts import read_message, read_prompt, to_json
-from launch.data.records import Records, read_records
+from launch.data.prompts import CALLS, read_message, read_prompt, to_json
+from launch.data.records import read_records
 from launch.data.responses import Answers
 from launch.data.tokenizers import Tokenizer
 
 # Names of roles in conversations of `from` and `value`.
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant", "bot": "assistant"}
+_ROLES |= {"observation": "tool"}
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -44,26 +45,25 @@ def load_answers(
 ) -> tuple[Answers, list[str]]:
     """Read a file of answers. Return them, and a line for each reason for which answers were left out or cut.
 
-    Answers are cut to `max_new_tokens` tokens, and text also after the first stop token in it. Raises ConfigError for
-    an invalid record, naming file and line, and if no answer is left.
+    Answers are cut after their first stop token, and to `max_new_tokens` tokens. Raises ConfigError for an invalid
+    record, naming file and line, and if no answer is left.
     """
     rows: list[tuple[list[int], list[int]]] = []
-    counts = Counter[str]()
-    for turn, where in _turns_of(path):
-        counts["all"] += 1
-        ids = turn.get("tokens")
-        if ids == [] or (ids is None and _is_blank(field_value(turn, "response", where))):
+    counts, total = Counter[str](), 0
+    for turn, calls_tools, where in _turns_of(path):
+        total += 1
+        if calls_tools:
+            counts["responses dropped: they call tools, which only the chat template can write as text"] += 1
+            continue
+        answer = _answer(turn, tokenizer, vocab_size, where)
+        answer, after_stop = _until_stop(answer, tokenizer.stop_tokens)
+        if not {*answer} - {*tokenizer.stop_tokens}:
             counts["responses dropped: empty"] += 1
             continue
-        asked = not _is_blank(field_value(turn, "prompt", where))
-        prompt = tokenizer.chat(read_prompt(turn, "prompt", where)) if asked else []
-        if ids is None:
-            ids, rest = _until_stop(tokenizer.encode(text_field(turn, "response", where)), tokenizer.stop_tokens)
-            if tokenizer.decode(rest).strip():
-                counts["responses cut at a stop token within them"] += 1
-        answer = _checked_ids(ids, vocab_size, where)
-        while len(answer) > 1 and {*answer[-2:]} <= {*tokenizer.stop_tokens}:  # rows padded with it
-            answer = answer[:-1]
+        if tokenizer.decode(after_stop).strip():
+            counts["responses cut at a stop token within them"] += 1
+        has_prompt = not _is_blank(field_value(turn, "prompt", where))
+        prompt = tokenizer.chat(read_prompt(turn, "prompt", where)) if has_prompt else []
         check_ids([*prompt, *answer], vocab_size, where)
         if not 0 < len(prompt) <= max_prompt_tokens:
             counts[f"responses dropped: prompt empty or over {max_prompt_tokens} tokens"] += 1
@@ -71,61 +71,65 @@ def load_answers(
         if len(answer) > max_new_tokens:
             counts[f"responses cut to {max_new_tokens} tokens (rollout.max_new_tokens)"] += 1
         rows.append((prompt, answer[:max_new_tokens]))
-    total = counts.pop("all", 0)
     notes = [f"{count} of {total} {reason}" for reason, count in counts.items()]
     if not rows:
         reason = "; ".join(["must hold at least one answer to a prompt", *notes])
-        raise ConfigError(f"{path}: {reason}")
+        raise ConfigError(f"responses = {path}: {reason}")
     return Answers.pad([-1] * len(rows), rows, max_prompt_tokens + max_new_tokens), notes
 
 
-def _turns_of(path: str | Path) -> Records:
-    """Yield (turn, place) for each answer in a file, as `_turns` does."""
+def _turns_of(path: str | Path) -> Iterator[tuple[dict[str, Any], bool, str]]:
+    """Yield (turn, whether it calls tools, place) for each answer in a file, as `_turns` does."""
     for record, where in read_records("responses", path, "train"):
-        for turn in _turns(record, where):
-            yield turn, where
+        for turn, calls_tools in _turns(record, where):
+            yield turn, calls_tools, where
 
 
-def _turns(record: dict[str, Any], where: str) -> Iterator[dict[str, Any]]:
-    """Yield an object with `prompt` and `response` for each answer in a record of a file of answers."""
+def _turns(record: dict[str, Any], where: str) -> Iterator[tuple[dict[str, Any], bool]]:
+    """Yield (object with `prompt` and `response`, whether it calls tools) for each answer in a record."""
     name = next((name for name in ("messages", "conversations") if record.get(name) is not None), None)
     if name is None or any(record.get(field) is not None for field in ("response", "tokens")):
-        yield record
+        yield record, False
         return
     messages = record[name]
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ConfigError(f"{where}: field {name!r} must be a list of messages")
     if "from" in (messages or [{}])[0]:
-        messages = [{"role": message.get("from"), "content": message.get("value")} for message in messages]
+        names = {"from": "role", "value": "content"}
+        messages = [{names.get(name, name): value for name, value in message.items()} for message in messages]
     messages = [message | {"role": _ROLES.get(str(message.get("role")), message.get("role"))} for message in messages]
     answered = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if not answered:
-        yield {"prompt": messages, "response": ""}
+        yield {"prompt": messages, "response": ""}, False
     for index in answered:
         message = messages[index]
         if reasoning := next((field for field in _REASONING if message.get(field)), None):
             raise ConfigError(f"{where}: field {reasoning!r} of an answer cannot be read; must be part of its content")
-        content = message.get("content")
-        content = content if _is_blank(content) else read_message(message, where).content
+        content, calls_tools = message.get("content"), any(message.get(name) for name in CALLS)
+        if not calls_tools and not _is_blank(content):
+            content = read_message(message, where).content
         # At the start of a conversation, or after another answer, there is no prompt for it.
         before = messages[index - 1] if index else {}
-        asked = before.get("role") in ("user", "tool") and not _is_blank(before.get("content"))
-        yield {"prompt": messages[:index] if asked else "", "response": content}
+        has_prompt = before.get("role") in ("user", "tool") and not _is_blank(before.get("content"))
+        yield {"prompt": messages[:index] if has_prompt else "", "response": content}, calls_tools
 
 
 def _is_blank(value: Any) -> bool:
     return value is None or (isinstance(value, str) and not value.strip())
 
 
+def _answer(turn: dict[str, Any], tokenizer: Tokenizer, vocab_size: int, where: str) -> list[int]:
+    """Return the ids of an answer as written: its tokens, else those of its text and a stop token."""
+    ids = turn.get("tokens")
+    if ids is None:
+        is_empty = _is_blank(field_value(turn, "response", where))
+        return [] if is_empty else [*tokenizer.encode(text_field(turn, "response", where)), tokenizer.stop_tokens[0]]
+    if not isinstance(ids, list) or not all(type(x) is int and 0 <= x < vocab_size for x in ids):
+        raise ConfigError(f"{where}: field 'tokens' must be a list of token ids below {vocab_size}")
+    return ids
+
+
 def _until_stop(ids: list[int], stop_tokens: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Return the ids of an answer, which ends with its first stop token, and the ids after it. Append a missing one."""
-    end = next((index for index, token in enumerate(ids) if token in stop_tokens), None)
-    return ([*ids, stop_tokens[0]], []) if end is None else (ids[: end + 1], ids[end + 1 :])
-
-
-def _checked_ids(value: Any, vocab_size: int, where: str) -> list[int]:
-    """Return `value`. Raises ConfigError unless it is a non-empty list of token ids."""
-    valid = isinstance(value, list) and value and all(type(x) is int and 0 <= x < vocab_size for x in value)
-    if not valid:
-        raise ConfigError(f"{where}: field 'tokens' must be a non-empty list of token ids below {vocab_size}")
-    return value
+    """Return the ids up to the first stop token, with it, and the ids after it."""
+    end = next((index + 1 for index, token in enumerate(ids) if token in stop_tokens), len(ids))
+    return ids[:end], ids[end:]

@@ -65,10 +65,11 @@ def test_row_41_answers_are_read_in_every_form(
 def test_row_41_tokens_end_once(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
     """Rows of a batch are often padded with the end token. Tokens that end without one were cut off."""
     ids = tokenizer.encode(TEXT)
-    for tokens in (ids, [*ids, 0], [*ids, 0, 0, 0, 0, 0, 0]):
+    cut = ["1 of 1 responses cut at a stop token within them"]
+    for tokens in (ids, [*ids, 0], [*ids, 0, 0, 0, 0, 0, 0], [*ids, 0, *ids]):
         path = write(tmp_path / "a.jsonl", {"prompt": "hello", "tokens": tokens})
         end = f" {END}" if len(tokens) > 2 else ""
-        assert read(path, tokenizer) == ([f"{ASKED} {TEXT}{end}"], [])
+        assert read(path, tokenizer) == ([f"{ASKED} {TEXT}{end}"], cut if tokens[-1] != 0 and end else [])
 
 
 def test_row_41_each_turn_is_an_answer(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
@@ -86,11 +87,28 @@ def test_row_41_each_turn_is_an_answer(tmp_path: Path, tokenizer: HuggingFaceTok
     assert notes == ["2 of 5 responses dropped: prompt empty or over 18 tokens"]
 
 
+def test_row_41_turns_that_call_tools_are_counted(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
+    """Each conversation calls a tool after the first question. Fields of later questions reach the template."""
+    path, (user, bot) = tmp_path / "a.jsonl", ("human", "gpt")
+    for call in ({"value": TEXT, "tool_calls": [{}]}, {"value": None, "function_call": {"name": "x"}}):
+        turns = [{"from": user, "value": "hello"}, {"from": bot, **call}, {"from": "observation", "value": "it"}]
+        write(path, {"conversations": turns}, {"conversations": [turns[0], {"from": bot, "value": TEXT}]})
+        rows, notes = read(path, tokenizer)
+        assert rows == [f"{ASKED} {TEXT} {END}"] and notes[0].startswith("1 of 2 responses dropped: they call tools")
+        write(path, {"conversations": [turns[0], turns[2], {"from": bot, "value": TEXT}]})
+        assert read(path, tokenizer) == ([f"<user> hello <user> it <bot> {TEXT} {END}"], [])
+        write(path, {"conversations": [*turns, {"from": bot, "value": TEXT}]})
+        with refuses(f"...{[*call][-1]}, which...does not read", ConfigError):
+            read(path, tokenizer)
+
+
 def test_row_41_what_is_dropped_or_cut_is_counted(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
     answers = ["hello", "", None, " \n", "hello " * 6, f"it {END} hello", "hello " * 9]
     records = [{"prompt": "hello", "response": answer} for answer in answers]
     records += [
         {"prompt": "hello", "tokens": []},
+        {"prompt": "hello", "tokens": [0, 0]},
+        {"prompt": "hello", "response": END},
         {"prompt": " ", "response": "it"},
         {"messages": [HI]},
         {"messages": []},
@@ -104,12 +122,15 @@ def test_row_41_what_is_dropped_or_cut_is_counted(tmp_path: Path, tokenizer: Hug
         " ".join(["hello"] * 6),
     ]
     assert sorted(notes) == [
-        "1 of 12 responses cut at a stop token within them",
-        "2 of 12 responses cut to 6 tokens (rollout.max_new_tokens)",
-        "2 of 12 responses dropped: prompt empty or over 18 tokens",
-        "6 of 12 responses dropped: empty",
+        "1 of 14 responses cut at a stop token within them",
+        "2 of 14 responses cut to 6 tokens (rollout.max_new_tokens)",
+        "2 of 14 responses dropped: prompt empty or over 18 tokens",
+        "8 of 14 responses dropped: empty",
     ]
-    with refuses("/b.jsonl: must hold at least one answer to a prompt; 1 of 1 responses dropped: empty", ConfigError):
+    with refuses(
+        f"responses = {tmp_path}/b.jsonl: must hold at least one answer to a prompt; 1 of 1 responses dropped: empty",
+        ConfigError,
+    ):
         read(write(tmp_path / "b.jsonl", {"prompt": "hello", "response": ""}), tokenizer)
 
 

@@ -29,7 +29,7 @@ def test_answers_from_a_file_make_the_same_batches(tmp_path: Path):
     problems = [Problem(prompt=text, answer="") for text in ("1+2=", "3+4+5=", "7+8=")]
     table = PromptTable.build(problems, tokenizer, 8, 15)
     rng, lengths = np.random.default_rng(0), np.array([3, 1, 5, 4, 2, 5], np.int32)
-    tokens = np.where(np.arange(5)[None] < lengths[:, None], rng.integers(15, size=(6, 5)), 0).astype(np.int32)
+    tokens = np.where(np.arange(5)[None] < lengths[:, None], rng.integers(1, 15, size=(6, 5)), 0).astype(np.int32)
     prompts = table.batch(np.array([2, 0, 1]))
     made = answers_of(prompts, Rollout(jnp.asarray(tokens), jnp.asarray(lengths)))
     (tmp_path / "answers.jsonl").write_text("what an earlier run has left")
