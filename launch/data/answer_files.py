@@ -20,7 +20,7 @@ from launch.cli.errors import ConfigError
 from launch.data.batches import check_ids
 from launch.data.json_lines import field_value, text_field
 from launch.data.problems import Problem
-from launch.data.prompts import CALLS, read_message, read_prompt, to_json
+from launch.data.prompts import CALLS, prompt_fields, read_message, read_prompt
 from launch.data.records import read_records
 from launch.data.responses import Answers
 from launch.data.tokenizers import Tokenizer
@@ -37,7 +37,7 @@ def answer_records(answers: Answers, problems: Sequence[Problem], tokenizer: Tok
         answers.ids, answers.tokens, answers.prompt_lengths, answers.lengths, strict=True
     ):
         ids = row[start:end].tolist()
-        yield {"prompt": to_json(problems[problem].prompt), "response": tokenizer.decode(ids), "tokens": ids}
+        yield {"prompt": prompt_fields(problems[problem].prompt), "response": tokenizer.decode(ids), "tokens": ids}
 
 
 def load_answers(

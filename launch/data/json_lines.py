@@ -93,15 +93,20 @@ def field_value(record: dict[str, object], field: str, where: str) -> object:
     return value
 
 
-def to_json(value: object) -> str:
-    """Return the JSON of a value of a record: decimals as numbers, arrays as lists, dates and other things as text."""
+def json_text(value: object, *, strict: bool = False) -> str:
+    """Return the JSON of a value of a record: decimals as numbers, arrays as lists, dates and other things as text.
+
+    strict: raise ValueError for everything that JSON does not have, except decimals.
+    """
 
     def plain(value: Any) -> object:
         if isinstance(value, Decimal):
             return float(value)
+        if strict:
+            raise ValueError(f"{type(value).__name__} is no JSON value")
         return value.tolist() if hasattr(value, "tolist") else str(value)
 
-    return json.dumps(value, default=plain, ensure_ascii=False)
+    return json.dumps(value, default=plain, ensure_ascii=False, allow_nan=not strict)
 
 
 def _text(value: object, field: str, where: str) -> str:

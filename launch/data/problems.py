@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.cli.errors import ConfigError
-from launch.data.json_lines import field_value, text_field, to_json
+from launch.data.json_lines import field_value, json_text, text_field
 from launch.data.prompts import Message, Prompt, prompt_text, read_prompt
 from launch.data.records import read_records
 
@@ -35,15 +35,17 @@ class Problem:
 
     @property
     def question(self) -> str:
-        """The prompt's text without system messages, normalised in case, spaces and Unicode forms, for comparison."""
+        """The prompt's text without system messages, in Unicode's composed form and stripped, for comparison."""
         messages = self.prompt if isinstance(self.prompt, tuple) else (Message("user", self.prompt),)
-        text = " ".join(message.text for message in messages if message.role != "system")
-        return _normalised(text)
+        return _composed(" ".join(message.text for message in messages if message.role != "system"))
 
     @property
-    def key(self) -> tuple[str, str]:
-        """The whole prompt, normalised as in `question`, and the answer. Problems of equal keys are the same."""
-        return _normalised(prompt_text(self.prompt)), self.answer
+    def key(self) -> tuple[str, str, str]:
+        """The whole prompt, composed as in `question`, the answer and the columns. Problems of equal keys are the same.
+
+        Case, spaces within and compatibility forms count: they tell "2³" from "23", and code by its indentation.
+        """
+        return _composed(prompt_text(self.prompt)), self.answer, json_text(dict(self.columns))
 
 
 def read_problems(
@@ -89,41 +91,49 @@ def read_problems(
     name = paths if isinstance(paths, str | Path) else " ".join(paths)
     problems = distinct_problems(read(), f"{option} = {name}") if distinct else [*read()]
     if not problems:
-        raise ConfigError(f"{name}: must hold at least one problem")
+        raise ConfigError(f"{option} = {name}: must hold at least one problem")
     return problems
 
 
 def _answer(record: dict[str, Any], field: str, where: str, *, objects: bool) -> str:
     value = field_value(record, field, where)
-    return to_json(value) if objects and isinstance(value, dict | list) else text_field(record, field, where)
+    return json_text(value) if objects and isinstance(value, dict | list) else text_field(record, field, where)
 
 
 def distinct_problems(problems: Iterable[Problem], owner: str) -> list[Problem]:
-    """Return the problems without those that repeat the prompt and answer of an earlier one. Log how many there were.
+    """Return the problems without those that repeat the `key` of an earlier one. Log how many there were.
 
     Public files hold each problem up to 100 times, one for each sample. Problems that repeat only the prompt are kept,
     and counted in the log. owner: option and file, for the log.
     """
-    kept: dict[tuple[str, str], Problem] = {}
+    kept: dict[tuple[str, str, str], Problem] = {}
     repeats = 0
     for problem in problems:
         repeats += kept.setdefault(problem.key, problem) is not problem
+    total = repeats + len(kept)
     if repeats:
-        total = repeats + len(kept)
         logger.warning("%s: %d of %d problems dropped: each repeats an earlier one", owner, repeats, total)
-    if contradictory := len(kept) - len({prompt for prompt, _ in kept}):
-        logger.warning("%s: %d problems have the prompt of an earlier one, but another answer", owner, contradictory)
+    if contradictory := len(kept) - len({prompt for prompt, *_ in kept}):
+        logger.warning(
+            "%s: %d of %d problems kept with the prompt of an earlier one: their answer or columns differ",
+            *(owner, contradictory, total),
+        )
     return [*kept.values()]
 
 
-def _normalised(text: str) -> str:
+def _composed(text: str) -> str:
+    return unicodedata.normalize("NFC", text).strip()
+
+
+def _folded(text: str) -> str:
+    """Return the text without differences in case, spaces and compatibility forms, to find copies of a question."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def split(problems: Sequence[Problem], held_out: int) -> tuple[list[Problem], list[Problem]]:
     """Return (train, held-out). The last `held_out` problems are held out.
 
-    Drops training problems whose question is held out.
+    Drops training problems whose question is held out. Logs how many there were.
     """
     if not 0 < held_out < len(problems):
         raise ConfigError(
@@ -132,6 +142,11 @@ def split(problems: Sequence[Problem], held_out: int) -> tuple[list[Problem], li
     held_out_problems = list(problems[-held_out:])
     questions = {problem.question for problem in held_out_problems}
     train = [problem for problem in problems[:-held_out] if problem.question not in questions]
+    if dropped := len(problems) - held_out - len(train):
+        logger.warning(
+            "data.held_out_count = %d: %d of %d training problems dropped: their prompts are held out",
+            *(held_out, dropped, len(problems) - held_out),
+        )
     if not train:
         raise ConfigError(
             f"data.held_out_count = {held_out}: leaves no training problem, because the other "
@@ -147,12 +162,16 @@ def describe_repeats(problems: Sequence[Problem]) -> str | None:
 
 
 def describe_leak(train: Sequence[Problem], held_out: Sequence[Problem]) -> str | None:
-    """Return a one-line warning if training problems share their question with held-out ones, else None."""
-    questions = {problem.question for problem in train}
-    leaked = [problem for problem in held_out if problem.question in questions]
+    """Return a one-line warning if training problems share their question with held-out ones, else None.
+
+    Case, spaces and compatibility forms do not count.
+    """
+    questions = {_folded(problem.question) for problem in train}
+    leaked = [problem for problem in held_out if _folded(problem.question) in questions]
     if not leaked:
         return None
     return (
-        f"{len(leaked)} of {len(held_out)} held-out problems are also training problems, the first at "
+        f"{len(leaked)} of {len(held_out)} held-out problems are also training problems, but for case, spaces and "
+        "Unicode forms, the first at "
         f"{leaked[0].source or leaked[0].question}; accuracy on them says nothing about new problems"
     )

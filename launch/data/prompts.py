@@ -1,11 +1,10 @@
 """Prompts: text, or the messages of a conversation."""
 
 import json
-from decimal import Decimal
 from typing import Any, NamedTuple, TypeAlias
 
 from launch.cli.errors import ConfigError
-from launch.data.json_lines import field_value, text_field
+from launch.data.json_lines import field_value, json_text, text_field
 
 # Fields by which an assistant calls tools. Such a message may have no content.
 CALLS = frozenset({"tool_calls", "function_call"})
@@ -77,7 +76,7 @@ def read_message(message: dict[str, Any], where: str) -> Message:
 def _json_value(value: object, name: str, where: str) -> Any:
     """Return the value of a field of a message as JSON has it. Raises ConfigError if that is impossible."""
     try:
-        text = json.dumps(value, default=_number, allow_nan=False, ensure_ascii=False)
+        text = json_text(value, strict=True)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: field {name!r} of a message: {error}; must be finite JSON values") from None
@@ -102,13 +101,6 @@ def prompt_text(prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else "\n".join(message.text for message in prompt)
 
 
-def to_json(prompt: Prompt) -> str | list[dict[str, Any]]:
+def prompt_fields(prompt: Prompt) -> str | list[dict[str, Any]]:
     """Return the prompt in the form that `read_prompt` reads."""
     return prompt if isinstance(prompt, str) else [message.fields for message in prompt]
-
-
-def _number(value: object) -> float:
-    """Return a number that was read from JSON as Decimal, for json.dumps. Raises TypeError for anything else."""
-    if not isinstance(value, Decimal):
-        raise TypeError(f"{type(value).__name__} is no JSON value")
-    return float(value)

@@ -94,9 +94,11 @@ def evaluate_sets(
             if completions is not None:
                 for part in sampled:
                     completions.append(completion_records(name, part, experiment.tokenizer))
-            what = name, sets[name], sampled, args.samples, args.larger_k
-            reports.append(set_report(*what, experiment.tokenizer, final_answer))
-            print_set(reports[-1], sample.draft_length, console)
+            report = set_report(
+                name, sets[name], sampled, args.samples, args.larger_k, experiment.tokenizer, final_answer
+            )
+            reports.append(report)
+            print_set(report, sample.draft_length, console)
     return {
         "draft_length": sample.draft_length,
         "law": asdict(config.rollout.law),

@@ -12,9 +12,9 @@ import numpy as np
 from configs.schema.rewards import TRACED, LengthConfig, RewardConfig
 from launch.cli.errors import first_line
 from launch.cli.long_phases import NOT_KEPT, LongPhases
-from launch.data.json_lines import to_json
+from launch.data.json_lines import json_text
 from launch.data.problems import Problem
-from launch.data.prompts import to_json as prompt_fields
+from launch.data.prompts import prompt_fields
 from launch.data.tokenizers import Tokenizer
 from launch.rewards.scorers import FUNCTION, NAMED, load_scorer, scorer_of
 from launch.rewards.workers import CHUNK, RewardPool
@@ -157,7 +157,7 @@ def _as_objects(problems: Sequence[Problem], ids: np.ndarray) -> dict[int, dict[
 
 def _as_object(problem: Problem) -> dict[str, Any]:
     """Return a problem as scorers of one's own get it."""
-    columns = json.loads(to_json(dict(problem.columns)))
+    columns = json.loads(json_text(dict(problem.columns)))
     return {"prompt": prompt_fields(problem.prompt), "answer": problem.answer, "columns": columns}
 
 

@@ -112,11 +112,12 @@ def build_problems(config: RunConfig) -> Problems:
         raise ConfigError("data.train = None: must be a file of problems or a name on the hub, or set data.function")
     if data.held_out is not None:
         held_out = load_problems(data.held_out, config, "data.held_out", distinct=True)
+    owner = f"data.function = {data.function}" if data.held_out is None else f"data.held_out = {data.held_out}"
     if held_out is None:
-        return Problems(*split(problems, data.held_out_count))
+        owner = f"data.held_out_count = {data.held_out_count}"
+        problems, held_out = split(problems, data.held_out_count)
     if (leak := describe_leak(problems, held_out)) is not None:
-        option = "data.held_out" if data.held_out is not None else "data.function"
-        logger.warning("%s = %s: %s", option, data.held_out or data.function, leak)
+        logger.warning("%s: %s", owner, leak)
     return Problems(problems, held_out)
 
 

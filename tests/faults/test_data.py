@@ -8,7 +8,7 @@ import pytest
 from launch.cli.errors import ConfigError
 from launch.data.batches import PromptTable
 from launch.data.problems import Problem, read_problems, split
-from launch.data.prompts import Message, prompt_text, to_json
+from launch.data.prompts import Message, prompt_fields, prompt_text
 from launch.data.responses import worked_solutions
 from launch.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from tests.launch.tokenizer_files import WORDS, change, write_word_tokenizer
@@ -86,17 +86,17 @@ def test_row_09_half_a_surrogate_pair_is_named(tmp_path: Path, field: str) -> No
 
 def test_row_09_a_byte_order_mark_is_not_text_and_a_system_message_may_be_empty(tmp_path: Path) -> None:
     chat = (Message("system", ""), Message("user", "hello"))
-    records = {"q": "x", "a": 1}, {"q": to_json(chat), "a": "1"}
+    records = {"q": "x", "a": 1}, {"q": prompt_fields(chat), "a": "1"}
     path = jsonl(tmp_path / "a.jsonl", *records, mark="\ufeff")
     assert read_problems(path, "q", "a") == [Problem(prompt=prompt, answer="1") for prompt in ("x", chat)]
 
 
 def test_row_09_messages_and_nested_fields_are_read(tmp_path: Path) -> None:
-    record = {"prompt": to_json(CHAT), "reward_model": {"ground_truth": 18}, "a.b": "dotted"}
+    record = {"prompt": prompt_fields(CHAT), "reward_model": {"ground_truth": 18}, "a.b": "dotted"}
     path = jsonl(tmp_path / "a.jsonl", record)
     (problem,) = read_problems(path, "prompt", "reward_model.ground_truth", "a.b")
     assert problem == Problem(prompt=CHAT, answer="18", solution="dotted")
-    assert prompt_text(problem.prompt) == "it\nhello" and to_json(problem.prompt) == record["prompt"]
+    assert prompt_text(problem.prompt) == "it\nhello" and prompt_fields(problem.prompt) == record["prompt"]
     tokenizer = HuggingFaceTokenizer(write_word_tokenizer(tmp_path), instruction="{prompt} ?")
     assert " ".join(WORDS[i] for i in tokenizer.chat(problem.prompt)) == "<user> it <user> hello ? <bot>"
     with refuses("data.prompt_field: ...chat template", ConfigError):
@@ -108,7 +108,7 @@ def test_row_09_messages_and_nested_fields_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "messages",
     [[], ["x"], [{}], [{"role": "user"}], [{"role": "user", "content": None}], [{"role": 1.5, "content": [1]}]]
-    + [to_json((Message("user", "x"), Message("assistant", "y"))), [{"role": "user", "content": " "}]]
+    + [prompt_fields((Message("user", "x"), Message("assistant", "y"))), [{"role": "user", "content": " "}]]
     + [[{"role": "user", "content": ""}]],
 )
 def test_row_09_messages_of_another_shape_are_named(tmp_path: Path, messages: object) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs.schema import DataConfig, RunConfig
-from launch.data.problems import Problem, read_problems
+from launch.data.problems import Problem, describe_leak, read_problems
 from launch.evaluation.report import set_report
 from launch.evaluation.sampler import Sampled
 from launch.evaluation.statistics import over_prompts
@@ -31,8 +31,8 @@ def test_row_35_intervals_over_repeated_questions_cover(samples: int, rows: tupl
 
 
 def test_row_35_a_report_counts_questions() -> None:
-    """Question a has 1 of 8 right, in spite of case and space; question b both. The ids are not in order."""
-    problems = [Problem(prompt=prompt, answer="1") for prompt in ("a", "left out", "b", " A", "a ", "ａ")]
+    """Question a has 1 of 8 right, in spite of spaces around it; question b both. The ids are not in order."""
+    problems = [Problem(prompt=prompt, answer="1") for prompt in ("a", "left out", "b", " a", "a ", "a\n")]
     right = np.array([1, 0, 1, 1, 0, 0, 0, 0, 0, 0], bool)
     ids = np.repeat(np.array([0, 2, 3, 4, 5], np.int32), 2)
     ones = np.ones(10, np.int32)
@@ -44,10 +44,45 @@ def test_row_35_a_report_counts_questions() -> None:
     assert report.measures["pass@2"].value == pytest.approx((1 / 4 + 1) / 2)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ("2³", "23", False),
+        ("Ab", "AB", False),
+        ("if x:\n  y\nz", "if x:\n  y\n  z", False),
+        ("é", "e\u0301\n", True),
+    ],
+)
+def test_row_35_only_copies_are_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, first: str, second: str, same: bool
+) -> None:
+    """The last problem is held out. A leak is also warned of where only case, spaces or compatibility forms differ."""
+    one, other = (Problem(prompt=prompt, answer="1") for prompt in (first, second))
+    assert (one.key == other.key) == (one.question == other.question) == same
+    assert describe_leak([one], [other]) is not None
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        "\n".join(json.dumps({"question": each, "answer": i}) for i, each in enumerate(("y", first, second)))
+    )
+    train, _ = build_problems(RunConfig(name="x", steps=1, data=DataConfig(train=str(path), held_out_count=1)))
+    assert [problem.prompt for problem in train] == ["y", first][: 1 if same else 2]
+    said = "1 of 2 training problems dropped" if same else "1 of 1 held-out problems are also training problems"
+    assert f"data.held_out_count = 1: {said}" in caplog.text
+
+
+def test_row_35_columns_count_for_scorers_of_your_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(json.dumps({"question": "x", "answer": 1, "test": test}) for test in (1.5, [2], 1.5)))
+    for scorer, kept in (("exact", 1), ("own:scorer", 2)):
+        assert len(read_problems(path, "question", "answer", distinct=True, scorers=(scorer,))) == kept
+        assert f"{path}: {3 - kept} of 3 problems dropped" in caplog.text
+    assert f"{path}: 1 of 3 problems kept with the prompt of an earlier one" in caplog.text
+
+
 def test_row_35_problems_to_train_on_are_distinct(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The same question with another system message, or another answer, stays."""
     chats = [[{"role": "system", "content": each}, {"role": "user", "content": "x?"}] for each in ("brief", "long")]
-    rows = [(" X? ", 1), ("x?", 1), ("x?", 2), (chats[0], 1), (chats[1], 1), (chats[0], 1), ("y", 1)]
+    rows = [(" x? ", 1), ("x?", 1), ("x?", 2), (chats[0], 1), (chats[1], 1), (chats[0], 1), ("y", 1)]
     path = tmp_path / "a.jsonl"
     path.write_text("\n".join(json.dumps({"question": q, "answer": a, "index": i}) for i, (q, a) in enumerate(rows)))
     data = DataConfig(train=str(path), held_out=str(path))
@@ -56,5 +91,5 @@ def test_row_35_problems_to_train_on_are_distinct(tmp_path: Path, caplog: pytest
     assert problems.held_out == problems.train
     for option in ("data.train", "data.held_out"):
         assert f"{option} = {path}: 2 of 7 problems dropped" in caplog.text
-        assert f"{option} = {path}: 1 problems have the prompt of an earlier one" in caplog.text
+        assert f"{option} = {path}: 1 of 7 problems kept with the prompt of an earlier one" in caplog.text
     assert len(read_problems(path, "question", "answer")) == 7

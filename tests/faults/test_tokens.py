@@ -18,7 +18,7 @@ from launch.cli.errors import ConfigError
 from launch.data import chat_template
 from launch.data.answer_files import load_answers
 from launch.data.problems import Problem, read_problems
-from launch.data.prompts import to_json
+from launch.data.prompts import prompt_fields
 from launch.data.responses import worked_solutions
 from launch.data.tokenizers import Tokenizer, state_stop_tokens, token_texts
 from launch.rewards.reward_fn import traced_exact
@@ -230,7 +230,7 @@ def test_row_40_messages_reach_the_template_as_they_are(
     problem = read(directory, ASKED, message, ASKED)
     tokenizer = tokenizer_of(directory, data__instruction="{prompt} world")
     assert " ".join(WORDS[i] for i in tokenizer.chat(problem.prompt)) == f"<user> hello {text} <user> hello world <bot>"
-    (directory / "again.jsonl").write_text(json.dumps({"q": to_json(problem.prompt), "a": "1"}))
+    (directory / "again.jsonl").write_text(json.dumps({"q": prompt_fields(problem.prompt), "a": "1"}))
     assert read_problems(directory / "again.jsonl", "q", "a") == [problem]
     assert problem.question != read(directory, ASKED, {"role": "assistant", "content": "?"}, ASKED).question
     assert not caplog.records
@@ -274,8 +274,8 @@ def test_row_40_fields_that_the_template_does_not_read_are_named(
     for _ in range(2):
         tokenizer.chat(read(directory, ASKED | {"weight": 0, "think": 1}).prompt)
     (record,) = caplog.records
-    assert_refused(record.getMessage(), f"data.prompt_field: ...model.path = {directory}...think, weight")
-    with refuses(f"data.prompt_field: ...tool_calls...model.path = {directory}", ConfigError):
+    assert_refused(record.getMessage(), f"model.path = {directory}: ...think, weight")
+    with refuses(f"model.path = {directory}: ...tool_calls", ConfigError):
         tokenizer.chat(read(directory, ASKED, {"role": "assistant", "tool_calls": [CALL]}, ASKED).prompt)
 
 
