@@ -53,7 +53,7 @@ def _folder(option: str, folder: Path) -> list[Path]:
             f"{', '.join(DATA_FILES)} files of one kind"
         )
     _check_shards(f"{option} = {folder}", names, "add the others, or name the files themselves")
-    console.print(f"{option} = {folder}: {len(names)} files")
+    console.print(f"{option} = {folder}: {len(names)} file{'s' * (len(names) > 1)}")
     return [folder / name for name in names]
 
 

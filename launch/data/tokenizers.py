@@ -197,16 +197,16 @@ class HuggingFaceTokenizer:
 
     def _check_fields(self, unread: set[str]) -> None:
         """Raise ConfigError for calls of tools that the template does not read. Warn once of other fields."""
-        owner = f"the chat template of model.path = {self._directory}"
         if calls := unread & CALLS:
             raise ConfigError(
-                f"data.prompt_field: messages have {', '.join(sorted(calls))}, which {owner} does not read; must have "
-                "text in their place"
+                f"model.path = {self._directory}: its chat template does not read {', '.join(sorted(calls))} of "
+                "messages; must have text in their place, or another template"
             )
         if unread := unread - self._warned:
             self._warned |= unread
             logger.warning(
-                "data.prompt_field: %s does not read fields of messages: %s", owner, ", ".join(sorted(unread))
+                "model.path = %s: its chat template does not read fields of messages: %s",
+                *(self._directory, ", ".join(sorted(unread))),
             )
 
 

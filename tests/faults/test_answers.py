@@ -98,7 +98,7 @@ def test_row_41_turns_that_call_tools_are_counted(tmp_path: Path, tokenizer: Hug
         write(path, {"conversations": [turns[0], turns[2], {"from": bot, "value": TEXT}]})
         assert read(path, tokenizer) == ([f"<user> hello <user> it <bot> {TEXT} {END}"], [])
         write(path, {"conversations": [*turns, {"from": bot, "value": TEXT}]})
-        with refuses(f"...{[*call][-1]}, which...does not read", ConfigError):
+        with refuses(f"...does not read {[*call][-1]} of messages", ConfigError):
             read(path, tokenizer)
 
 
