@@ -5,7 +5,7 @@ A path is never a pattern or an address: brackets, stars and `::` in it stand fo
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,10 @@ _NEVER_FETCHED = ("*.py", "*.pyc", "*.so", "*.sh", "*.pkl", "*.pickle", "*.pt", 
 # One file of several that hold a split.
 _SHARD = re.compile(r"(?P<name>(?:.*\D)?)(?P<number>\d+)[-_]of[-_](?P<count>\d+).*")
 _NO_RECORDS = ("config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json")
+_NO_RECORDS += ("license.txt", "readme.txt", "requirements.txt")
+# Endings of files that may hold records, but are not read.
+_UNREAD = (".arrow", ".avro", ".bz2", ".feather", ".gz", ".h5", ".lz4", ".ndjson", ".npy", ".npz", ".orc", ".pkl")
+_UNREAD += (".tar", ".tgz", ".tsv", ".txt", ".xls", ".xlsx", ".xz", ".zip", ".zst")
 # Words for the usual splits in names of files and folders, as the library `datasets` reads them.
 _SPLITS = {"train": "train", "training": "train"}
 _SPLITS |= dict.fromkeys(("validation", "valid", "val", "dev"), "validation")
@@ -42,7 +46,13 @@ def data_files(option: str, path: str | Path, split: str) -> Sequence[str | Path
 
 def _folder(option: str, folder: Path) -> list[Path]:
     """Return the data files of a folder and its subfolders, by name. Raises ConfigError unless they are one split."""
-    names = [name for name in _files_below(folder) if _holds_records(name)]
+    files = [name for name in _files_below(folder) if _may_hold_records(name)]
+    names = [name for name in files if data_file_ending(name)]
+    if unread := next((name for name in files if name not in names), None):
+        raise ConfigError(
+            f"{option} = {folder}: {unread} cannot be read; must be a folder of {', '.join(DATA_FILES)} files, or name "
+            "the files themselves"
+        )
     kinds: dict[object, str] = {}
     for name in names:
         kinds.setdefault((frozenset(_SPLITS.keys() & _words(name)), data_file_ending(name)), name)
@@ -57,16 +67,32 @@ def _folder(option: str, folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _holds_records(name: str) -> bool:
-    """Return whether a file is a data file by its name, and not hidden."""
+def _may_hold_records(name: str) -> bool:
+    """Return whether a file is a data file by its name, also one that is not read, and not hidden."""
     *_, last = parts = name.split("/")
     hidden = any(part.startswith(".") for part in parts)
-    return bool(data_file_ending(last)) and last not in _NO_RECORDS and not hidden
+    return last.lower().endswith((*DATA_FILES, *_UNREAD)) and last.lower() not in _NO_RECORDS and not hidden
 
 
 def _files_below(folder: Path) -> list[str]:
-    """Return the files in a folder and its subfolders, relative to it, in order."""
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    """Return the files in a folder and its subfolders, relative to it, in order, but not of hidden subfolders.
+
+    Follows links. A broken link is returned too, so that reading it names it.
+    """
+
+    def below(directory: Path, parents: tuple[Path, ...]) -> Iterator[Path]:
+        try:
+            paths = [*directory.iterdir()]
+        except OSError as error:
+            raise ConfigError(f"{directory}: cannot be read: {error.strerror}") from None
+        for path in paths:
+            if not path.is_dir():
+                if path.is_file() or path.is_symlink():
+                    yield path
+            elif not path.name.startswith(".") and (real := path.resolve()) not in parents:  # no loop of links
+                yield from below(path, (*parents, real))
+
+    return sorted(path.relative_to(folder).as_posix() for path in below(folder, (folder.resolve(),)))
 
 
 def _check_shards(owner: str, files: Sequence[str], remedy: str) -> None:
@@ -113,7 +139,7 @@ def _matching(paths: Sequence[str], pattern: str) -> list[str]:
 
 def _files_by_name(option: str, name: HubName, paths: Sequence[str]) -> list[str]:
     """Return the data files of a split, which their names and folders tell. Without any, all are of split train."""
-    files = {path: _words(path) for path in paths if _holds_records(path)}
+    files = {path: _words(path) for path in paths if data_file_ending(path) and _may_hold_records(path)}
     split = _SPLITS.get(str(name.split), name.split)
     if split == "train" and not any(_SPLITS.keys() & words for words in files.values()):
         return [*files]
