@@ -56,7 +56,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if (size := path.stat().st_size) > _LARGEST_JSON:
         raise ValueError(f"{path}: has {size} bytes; must have at most {_LARGEST_JSON}")
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_object)
+        fields = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=object_of_pairs)
     except (OSError, ValueError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not JSON ({error})"
         raise ValueError(f"{path}: {reason}") from error
@@ -71,7 +71,8 @@ def read_json(path: Path) -> dict[str, Any]:
     return fields
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object, for json.loads. Raises ValueError for a key that stands twice in it."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
         names = [name for name, _ in pairs]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from launch.cli.errors import ConfigError
+from models.files import object_of_pairs
 from specjax.parallel import processes
 
 # First bytes of a file that gzip has compressed.
@@ -126,7 +127,7 @@ def _text(value: object, field: str, where: str) -> str:
 
 def _parse(text: str, where: str) -> Any:
     try:
-        return json.loads(text, parse_float=Decimal, parse_constant=Decimal)
+        return json.loads(text, parse_float=Decimal, parse_constant=Decimal, object_pairs_hook=object_of_pairs)
     except (ValueError, RecursionError, ArithmeticError) as error:
         raise ConfigError(f"{where}: not JSON: {error}") from None
 

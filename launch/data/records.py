@@ -2,7 +2,8 @@
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,11 @@ def _file(path: str | Path) -> Records:
 
 def _csv(path: str | Path) -> Records:
     """Yield the rows below the header, by column."""
+    csv.field_size_limit(2**31 - 1)  # 131,072 characters by default
     rows = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True, restval="")
     try:
+        if (name := _repeated(filter(None, rows.fieldnames or ()))) is not None:
+            raise ConfigError(f"{path}:{rows.line_num}: has several columns {name!r}; names must differ")
         for row in rows:
             where = f"{path}:{rows.line_num}"
             if None in row:
@@ -62,7 +66,10 @@ def _parquet(path: str | Path) -> Records:
     try:
         # Open the file here: pyarrow takes some paths for addresses.
         with Path(path).open("rb") as file:
-            for batch in parquet.ParquetFile(file).iter_batches(batch_size=1024):
+            contents = parquet.ParquetFile(file)
+            if (name := _repeated(contents.schema_arrow.names)) is not None:
+                raise ValueError(f"has several columns {name!r}; names must differ")
+            for batch in contents.iter_batches(batch_size=1024):
                 columns = [_values(column) for column in batch.columns]
                 for values in zip(*columns, strict=True):
                     number += 1
@@ -71,6 +78,11 @@ def _parquet(path: str | Path) -> Records:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or one_line(error)}") from None
     except Exception as error:  # pyarrow raises many types
         raise ConfigError(f"{path}: cannot be read: {one_line(error)}") from error
+
+
+def _repeated(names: Iterable[str]) -> str | None:
+    """Return the first name that stands there twice."""
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 def _values(column: Any) -> list[Any]:
@@ -93,6 +105,8 @@ def _as_written(value: Any, kind: Any) -> Any:
         return {field.name: _as_written(value[field.name], field.type) for field in kind}
     if types.is_dictionary(kind):
         return _as_written(value, kind.value_type)
-    if isinstance(value, list) and not types.is_map(kind):
+    if types.is_map(kind):
+        return [(_as_written(key, kind.key_type), _as_written(item, kind.item_type)) for key, item in value]
+    if isinstance(value, list):
         return [_as_written(item, kind.value_type) for item in value]
     return value

@@ -4,6 +4,7 @@ import csv
 import gzip
 import json
 from collections.abc import Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,31 @@ def test_row_34_empty_and_damaged_files_are_named(tmp_path: Path, name: str, con
         answers(str(tmp_path / name))
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.jsonl", '{"question": "x", "answer": 1, "answer": 2}', ":1: ...'answer'"),
+        ("a.json", '[{"question": "x", "answer": {"b": 1, "b": 2}}]', ": ...'b'"),
+        ("a.csv", "question,answer,answer\nx,1,2\n", ":1: ...'answer'"),
+        ("a.parquet", ["question", "answer", "answer"], ": ...'answer'"),
+    ],
+)
+def test_row_34_names_that_stand_twice_are_refused(tmp_path: Path, name: str, text: Any, said: str) -> None:
+    if isinstance(text, list):
+        from pyarrow import Table, array, parquet
+
+        parquet.write_table(Table.from_arrays([array(["1"])] * 3, text), str(tmp_path / name))
+    else:
+        (tmp_path / name).write_text(text)
+    with refuses(f"{tmp_path / name}{said}", ConfigError):
+        answers(str(tmp_path / name))
+
+
+def test_row_34_fields_of_csv_may_be_long_and_columns_unnamed(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(f"question,answer,,\n{'x' * 200_000},1,,\n")
+    assert answers(str(tmp_path / "a.csv")) == ["1"]
+
+
 def test_row_34_several_files_and_folders_are_given_on_purpose(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,10 +133,19 @@ def test_row_34_several_files_and_folders_are_given_on_purpose(
     folder = tmp_path / "all[1].parquet"
     for number in range(3):
         write(folder / f"part/{number}.parquet", [str(number)])
-    for other in ("README.md", "_SUCCESS", ".part/3.parquet", "part/.0.parquet"):
+    for other in ("README.md", "README.txt", "_SUCCESS", ".part/3.parquet", "part/.0.parquet", ".a.txt"):
         write(folder / other, ["no"])
     assert answers((str(folder), files[0])) == ["0", "1", "2", "[b].jsonl"]
     assert capsys.readouterr().out == f"data.train = {folder}: 3 files\n"
+    write(tmp_path / "elsewhere/deep/3.parquet", ["3"])
+    (folder / "more").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/loop").symlink_to(folder)
+    assert answers(str(folder)) == ["3", "0", "1", "2"]
+    (folder / "more").unlink()
+    (folder / "z.parquet").symlink_to(tmp_path / "gone.parquet")
+    with refuses(f"{folder}/z.parquet: cannot be read", ConfigError):
+        answers(str(folder))
+    (folder / "z.parquet").unlink()
     config = RunConfig(name="x", steps=1, data=DataConfig(train=(str(folder), files[0]), held_out_count=1))
     assert [problem.answer for problem in build_problems(with_commits(config)).train] == ["0", "1", "2"]
     for empty in ("", (), ("a", "")):
@@ -126,6 +161,10 @@ def test_row_34_several_files_and_folders_are_given_on_purpose(
         (("data/a.jsonl", "data/validation-1.jsonl"), "data/a.jsonl and data/validation-1.jsonl"),
         (("a.jsonl", "a.parquet"), "a.jsonl and a.parquet"),
         (("a.jsonl", "a.jsonl.gz"), "a.jsonl and a.jsonl.gz"),
+        (("a.jsonl", "b.JSONL.zst"), "b.JSONL.zst cannot be read"),
+        (("a.parquet", "b/c.parquet.gz"), "b/c.parquet.gz cannot be read"),
+        (("a.arrow",), "a.arrow cannot be read"),
+        (("a.csv", "a.tsv", "LICENSE.txt", "README.md"), "a.tsv cannot be read"),
         (("train-00000-of-00003.jsonl", "train-00002-of-00003.jsonl"), "2 of the 3 files train-*-of-00003"),
         (("1_of_2.jsonl", "b.jsonl"), "1 of the 2 files *-of-2"),
     ],
@@ -179,6 +218,9 @@ def test_row_37_answers_are_as_short_as_their_type_allows(tmp_path: Path) -> Non
     kind = pa.struct({"b": pa.struct({"c": single}), "d": pa.list_(single)})
     path = write(tmp_path / "d.parquet", nested, kind)
     assert [problem.answer for problem in read_problems(path, "question", "answer.b.c")] == shortest
+    keyed = write(tmp_path / "g.parquet", [[("b", 0.1)]], pa.map_(pa.string(), single))
+    read = read_problems(keyed, "question", "question", scorers=("own:scorer",))
+    assert read[0].columns["answer"] == [("b", Decimal("0.1"))]
     words = pa.array(given, single).dictionary_encode()
     assert answers(write(tmp_path / "e.parquet", words, words.type)) == shortest
     with refuses("/f.parquet: row 1: field 'answer'...finite", ConfigError):
