@@ -95,7 +95,7 @@ def _turns(record: dict[str, Any], where: str) -> Iterator[tuple[dict[str, Any],
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ConfigError(f"{where}: field {name!r} must be a list of messages")
     if "from" in (messages or [{}])[0]:
-        names = {"from": "role", "value": "content"}
+        names: dict[Any, Any] = {"from": "role", "value": "content"}
         messages = [{names.get(name, name): value for name, value in message.items()} for message in messages]
     messages = [message | {"role": _ROLES.get(str(message.get("role")), message.get("role"))} for message in messages]
     answered = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
