@@ -51,7 +51,7 @@ def write_inputs(guide: str, place: Path) -> None:
         write_problems(place / "openai/gsm8k:main/train", ["1", "2", "3"] * 4)
         write_problems(place / "openai/gsm8k:main/test", ["1", "2", "3"])
         pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-        problems = {"prompt": [f"{number} and 1 ?" for number in range(16)], "answer": ["1", "2"] * 8}
+        problems = {"prompt": [f"{number} and 1 ?" for number in range(300)], "answer": ["1", "2"] * 150}
         parquet.write_table(pyarrow.table(problems), place / "my_problems.parquet")
     for text in ((DOCS / "huggingface.md").read_text(), (DOCS / guide).read_text()):
         write_files(text, place)
