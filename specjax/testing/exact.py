@@ -20,7 +20,8 @@ LEVEL = 1e-6
 
 def reference_law(logits: np.ndarray, law: SamplingLaw) -> np.ndarray:
     """Return the probabilities of `process_logits`, normalised in float64, [.., V]."""
-    p = np.exp(np.asarray(process_logits(jnp.asarray(logits, jnp.float32), law), np.float64))
+    log_p = processes.fetch(process_logits(jnp.asarray(logits, jnp.float32), law))
+    p = np.exp(log_p.astype(np.float64))
     return p / p.sum(axis=-1, keepdims=True)
 
 

@@ -229,5 +229,6 @@ def test_the_peak_of_memory_is_the_fullest_devices(monkeypatch: pytest.MonkeyPat
     devices = [SimpleNamespace(memory_stats=lambda peak=peak: {"peak_bytes_in_use": peak * 2**30}) for peak in (2, 3)]
     mesh = make_mesh(MeshConfig())
     assert peak_gib(mesh) is None  # CPUs do not count
-    monkeypatch.setattr(type(mesh), "local_devices", [*devices, SimpleNamespace(memory_stats=lambda: None)])
+    # Kept by the mesh after the first use.
+    monkeypatch.setitem(vars(mesh), "local_devices", [*devices, SimpleNamespace(memory_stats=lambda: None)])
     assert peak_gib(mesh) == 3.0

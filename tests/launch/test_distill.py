@@ -296,7 +296,7 @@ def test_distill_refuses(refusal: Refusal, shrunk: Options, tmp_path: Path, opti
         ("{", "malformed.jsonl:1: "),
         ('{"prompt": "1 ?"}', "malformed.jsonl:1:...'response'"),
         ('{"prompt": "1 ?", "tokens": [1, 9]}', "malformed.jsonl:1:...'tokens'"),
-        ('{"prompt": "1 ?", "tokens": []}', "malformed.jsonl:1:...'tokens'"),
+        ('{"prompt": "1 ?", "tokens": []}', "responses = ...must hold at least one answer...empty"),
         ("", "malformed.jsonl: "),
         ('{"prompt": "1 ?", "response": "1"}', "distill.batch_size = 16:...1"),
     ],

@@ -83,6 +83,7 @@ def test_both_networks_learn_and_all_metrics_are_returned(first) -> None:
         *("groups/zero_variance", "groups/sequences_trained", "update/skipped", "draft/skipped", "rollout/empty"),
         *("loss/policy", "loss/draft", "loss/clip_fraction", "ratio/mean", "ratio/max", "entropy"),
         *("grad_norm/policy", "grad_norm/draft", "draft/predicted_acceptance", "draft/trained"),
+        *("learning_rate/policy", "learning_rate/draft"),
         *("draft/promised_acceptance", "draft/measured_acceptance", "draft/alarm"),
         *("rollout/tokens", "rollout/rounds", "rollout/length_mean", "rollout/length_max", "rollout/truncated"),
         *("rollout/draft_length", "rollout/acceptance_length", "rollout/acceptance_rate_pos_1"),
