@@ -87,8 +87,8 @@ def assert_alarm(promised: float, found: float) -> None:
     stated = MadeFor("the policy", POLICY.hidden_size, POLICY.num_layers, 1.0, promised)
     assert promised > 0.5 and found < promised - ALARM
     draft: Any = SimpleNamespace(made_for=stated, read_from="draft.path", usual_causes="")
-    assert wrongly_loaded(draft, promised, 1.0) is None
-    assert wrongly_loaded(draft, found, 1.0) is not None
+    assert wrongly_loaded(draft, promised, 1.0, "a command") is None
+    assert wrongly_loaded(draft, found, 1.0, "a command") is not None
 
 
 @pytest.fixture(scope="module")
