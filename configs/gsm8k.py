@@ -7,23 +7,16 @@
 """
 
 import os
+from dataclasses import replace
 
-from configs.schema import (
-    DataConfig,
-    DistillConfig,
-    EvalConfig,
-    OptimizerConfig,
-    RewardConfig,
-    RolloutOptions,
-    RunConfig,
-)
+from configs.own_data import config as own_data
+from configs.schema import DataConfig
 
 DATA = os.environ.get("SPECJAX_DATA")
 
-config = RunConfig(
+config = replace(
+    own_data,
     name="gsm8k",
-    steps=200,
-    microbatches=64,
     data=DataConfig(
         train=f"{DATA}/gsm8k/train.jsonl" if DATA else "openai/gsm8k:main/train",
         held_out=f"{DATA}/gsm8k/test.jsonl" if DATA else "openai/gsm8k:main/test",
@@ -35,10 +28,5 @@ config = RunConfig(
         prompts=32,
         max_prompt_tokens=320,
     ),
-    reward=RewardConfig(scorer="math", workers=4),
-    rollout=RolloutOptions(group_size=8, max_new_tokens=512, draft_lengths=(0, 3)),
-    policy_optimizer=OptimizerConfig(learning_rate=1e-6, warmup_steps=10),
-    draft_optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=10),
-    distill=DistillConfig(microbatches=8),
-    eval=EvalConfig(every=20, prompts=256),
+    rollout=replace(own_data.rollout, max_new_tokens=512),
 )

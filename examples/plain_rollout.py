@@ -48,7 +48,7 @@ def rollout(
         column = {"tokens": token, "law": pick(log_p, token), "full": full}
         by_token = {k: getattr(record, k).at[:, state.drawn].set(jnp.where(active, x, 0)) for k, x in column.items()}
         record = Rollout(lengths=record.lengths + active.astype(jnp.int32), stopped=done, **by_token)
-        # The token's keys and values are written at its position; the logits are those of the token after it.
+        # The token's keys and values are written at its position; the logits belong to the token after it.
         output = policy.apply(params.policy, token[:, None], position, state.cache)
         return State(output.cache, output.logits, state.drawn + 1, done, record)
 

@@ -38,11 +38,11 @@ class SamplingLaw(Options):
 
     @property
     def truncates(self) -> bool:
-        """Return whether the law differs from temperature alone: some tokens may have a log-prob of minus infinity."""
+        """Return whether the law cuts, beside dividing by the temperature: log-probs may be minus infinity."""
         return self != self.without_cuts()
 
     def without_cuts(self) -> "SamplingLaw":
-        """Return the law of the temperature alone; of temperature 1 if this one is greedy."""
+        """Return the law with only its temperature; with temperature 1 if this one is greedy."""
         return type(self)(temperature=self.temperature or 1.0)
 
 

@@ -37,7 +37,7 @@ ROOMS = {
         ("checkpoints",),
         ("hf",),
     ),
-    "configs": (("override",), ("schema",), ("algorithms", "qwen3_math"), ("qwen3_30b_a3b",)),
+    "configs": (("override",), ("schema",), ("algorithms", "own_data", "qwen3_math"), ("qwen3_30b_a3b",)),
     "launch": (
         ("cli", "timing"),
         ("data",),

@@ -38,7 +38,7 @@ class DataConfig(Options):
 
     Attributes:
         train:             Training problems: files (JSONL, JSON, CSV, parquet), folders of them, or names on the
-                           hub. None: those of `function` or `arithmetic`.
+                           hub. None: `function` or `arithmetic` makes them.
         function:          Your own problems, as package.module:name. It takes the seed and returns two lists of
                            Problem, for training and held out.
         held_out:          Problems to evaluate on. None: those of `function`, or the last of train.

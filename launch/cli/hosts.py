@@ -78,7 +78,7 @@ def common(config: RunConfig, options: Sequence[dict[str, Any]]) -> RunConfig:
 
     `resume` may differ: launch.supervise sets it if a file exists, which a shared file system may show late.
 
-    options: those of all processes.
+    options: the configs of all processes, as dicts.
     """
     first = options[0]
     for number, each in enumerate(options):

@@ -37,7 +37,7 @@ GENERATE = (
 )
 DIAGNOSE = (*_PROBLEMS, *_NETWORKS, "hosts", "rollout.law", "logit_chunk")
 # Options that must be the same in launch.diagnose as in the run, because they change its networks or problems. The
-# model's files may have moved: the weights are those of the run's checkpoint.
+# model's files may have moved: the weights come from the run's checkpoint.
 SAME_AS_RUN = tuple(
     option
     for option in (*RECIPE_ONLY, *DIAGNOSE)

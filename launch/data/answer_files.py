@@ -119,7 +119,7 @@ def _is_blank(value: Any) -> bool:
 
 
 def _answer(turn: dict[str, Any], tokenizer: Tokenizer, vocab_size: int, where: str) -> list[int]:
-    """Return the ids of an answer as written: its tokens, else those of its text and a stop token."""
+    """Return the ids of an answer as written: its tokens, else its text encoded, with a stop token."""
     ids = turn.get("tokens")
     if ids is None:
         is_empty = _is_blank(field_value(turn, "response", where))

@@ -31,7 +31,7 @@ _SPLITS |= dict.fromkeys(("test", "testing", "eval", "evaluation"), "test")
 
 
 def data_files(option: str, path: str | Path, split: str) -> Sequence[str | Path]:
-    """Return the files to read for a path: itself, those of a folder, or those of a split of a data set on the hub.
+    """Return the files to read for a path: itself, a folder's files, or the files of a split on the hub.
 
     A folder holds the files of one split, in one format. The files of a data set are fetched. Raises ConfigError,
     naming the option, if files are missing or cannot be told apart. A single file is not checked.

@@ -67,7 +67,7 @@ def read_problems(
     option:       for error messages. A data set without a split is read from its split train for data.train, and from
                   test for other options.
     distinct:     keep one of several equal problems (`distinct_problems`).
-    scorers:      names of the scorers. For those of your own, problems keep their columns; if the first is one, an
+    scorers:      names of the scorers. For a scorer of your own, problems keep their columns; if the first is one, an
                   answer may also be an object or a list, which becomes JSON.
 
     Raises ConfigError for invalid input; the message names the file, and the line if there is one.

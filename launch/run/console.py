@@ -112,7 +112,7 @@ def logprob_alarm(step: int, gap: float | None, sequence_gap: float | None) -> s
 
 
 def _line(steps: Sequence[Values], timed: Sequence[Values], left: str) -> str:
-    """Return the averages over `steps`, those of times over `timed`, and after them the text `left`."""
+    """Return the averages over `steps`, averages of times over `timed`, and after them the text `left`."""
     reward, accuracy, acceptance = (
         _mean(steps, name) for name in ("reward/mean", "reward/accuracy", "rollout/acceptance_length")
     )

@@ -31,7 +31,7 @@ class Problems(NamedTuple):
 
 
 def build_tokenizer(config: RunConfig) -> Tokenizer:
-    """Return the run's tokenizer. Its stop tokens are the only list: those of the model's files, and the recipe's.
+    """Return the run's tokenizer. Its stop tokens are the only list, from the model's files and the recipe.
 
     Raises ConfigError if there is no tokenizer or no stop token.
     """

@@ -65,7 +65,7 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
 
 
 def _value(plain: Any, contents: io.BytesIO) -> Any:
-    """Return the value of `_plain`; `contents` are those of its arrays."""
+    """Return the value of `_plain`; `contents`: bytes of its arrays."""
     if isinstance(plain, list):
         return [_value(each, contents) for each in plain]
     if not isinstance(plain, dict):

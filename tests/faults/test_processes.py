@@ -39,7 +39,7 @@ def test_row_46_an_error_is_the_same_in_every_process() -> None:
     for error in (ConfigError("a", "b"), Stopped(15, "stopped"), FileNotFoundError(2, "none", "x"), KeyError("x")):
         got = decode(encode(error))
         assert (type(got), str(got), vars(got)) == (type(error), str(error), vars(error))
-    # A class of the primary alone is its nearest base here.
+    # A class that only the primary has is its nearest base here.
     error = type("Unknown", (ValueError,), {})("text")
     message = encode(error).replace(b"Unknown", b"Another")
     assert (type(decode(message)), str(decode(message))) == (ValueError, "text")
