@@ -17,8 +17,7 @@ Data: DAPO and AIME are JSONL files. Each line has a `problem` and an `answer`; 
 
 Draft vocabulary: the 32,000 most frequent tokens of the problems. If fewer occur, the lowest ids are added; these are
 the earliest merges of the byte-pair encoding. A vocabulary head over all 151,936 tokens would have 622M parameters
-instead of 131M, read at every draft step. A draft checkpoint has its own vocabulary: --draft.path DIR
---draft.vocab-size None.
+instead of 131M, read at every draft step. A draft checkpoint (--draft.path DIR) has its own vocabulary.
 """
 
 from configs.schema import (

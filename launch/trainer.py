@@ -16,7 +16,7 @@ from launch.cli.errors import ConfigError, Stopped, as_config_error
 from launch.cli.fields import fields_of
 from launch.cli.hosts import join_hosts
 from launch.cli.long_phases import LongPhases
-from launch.cli.options import use_compile_cache, with_fixed_length
+from launch.cli.options import use_compile_cache, with_consequences
 from launch.cli.recipe_options import RECIPE_ONLY, reads
 from launch.cli.recipes import load_recipe
 from launch.comparison.closing import check_comparison, compare_steps
@@ -134,7 +134,8 @@ def train(
         "resume": resume,
     }
     with as_config_error():
-        config = override(load_recipe("own_data"), values | given)
+        recipe = load_recipe("own_data")
+        config = override(recipe, with_consequences(recipe, values | given))
     result = run(join_hosts(config), reward_of)
     if result.signal is not None:
         raise Stopped(result.signal, f"stopped; train(.., out={str(result.directory)!r}, resume=True) continues it")
@@ -150,7 +151,7 @@ def _option_values(options: Mapping[str, Any]) -> dict[str, Any]:
             f"options: {', '.join(sorted(unknown))}: unknown; must be options that `python -m launch.train own_data "
             "--help all` lists, as rollout.group_size"
         )
-    return with_fixed_length(values)
+    return values
 
 
 def _as_tuple(value: Any) -> Any:

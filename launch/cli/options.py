@@ -176,7 +176,7 @@ def parse_run_and(
     for field in programs_own:
         if field.default is MISSING and field.path not in values:
             raise ConfigError(f"{field.flag} {field.metavar}: must be set. {field.help}")
-    values = with_fixed_length(values)
+    values = with_consequences(recipe, values)
     with as_config_error():
         program_values = {field.path: values.pop(field.path) for field in programs_own if field.path in values}
         required = {field.path: program_values.pop(field.path) for field in programs_own if field.default is MISSING}
@@ -189,13 +189,23 @@ def parse_run_and(
     return config, options
 
 
-def with_fixed_length(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of options; a draft length without draft lengths fixes the length.
+def with_consequences(recipe: RunConfig, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of options, with what follows from them where the recipe would stand in the way.
 
-    A recipe that chooses among several would otherwise ignore it.
+    - A draft length fixes it, where a recipe chooses among several.
+    - A draft from a checkpoint, or of another kind, has its own vocabulary.
+    - Without a draft there is nothing to draft with or to distil.
     """
-    fixed = {"rollout.draft_lengths": ()} if "rollout.draft_length" in values else {}
-    return fixed | dict(values)
+    follows: dict[str, Any] = {}
+    if "rollout.draft_length" in values:
+        follows["rollout.draft_lengths"] = ()
+    if values.get("draft.path") is not None or values.get("draft.kind", recipe.draft.kind) != recipe.draft.kind:
+        follows["draft.vocab_size"] = None
+    if values.get("draft.kind") == "none":
+        follows["distill.steps"] = 0
+        if values.get("draft.lookup.kind", recipe.draft.lookup.kind) == "none":
+            follows |= {"rollout.draft_length": 0, "rollout.draft_lengths": ()}
+    return follows | dict(values)
 
 
 def parse(kind: type[T], argv: Sequence[str], prog: str, description: str | None = None, **defaults: Any) -> T:

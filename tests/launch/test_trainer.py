@@ -45,6 +45,7 @@ def configs(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
         ({"rollout.group-size": 4}, "rollout.group_size", 4),
         ({"rollout.draft_length": 2}, "rollout.draft_lengths", ()),
         ({"rollout.draft-length": 2, "rollout.draft-lengths": [0, 2]}, "rollout.draft_lengths", (0, 2)),
+        ({"draft.kind": "none"}, "rollout.draft_lengths", ()),
         ({"rollout.phases": [[4, 2048], [1, 4096]]}, "rollout.phases", ((4, 2048), (1, 4096))),
         ({"data.chat_template_kwargs": {"x": [1]}}, "data.chat_template_kwargs", {"x": [1]}),
     ],
