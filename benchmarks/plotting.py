@@ -33,7 +33,7 @@ def load_pyplot() -> Any:
         importlib.import_module("matplotlib").use("agg")
         return importlib.import_module("matplotlib.pyplot")
     except ImportError as error:
-        raise ConfigError("plots: matplotlib is not installed: pip install 'specjax[bench]'") from error
+        raise ConfigError("plots: matplotlib is not installed: pip install -e '.[bench]' in the clone") from error
 
 
 def make_directory(option: str, path: str) -> None:

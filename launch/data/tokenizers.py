@@ -251,7 +251,7 @@ def _load(directory: Path) -> Any:
         from transformers import AutoTokenizer
     except ImportError:
         raise ConfigError(
-            f"model.path = {directory}: its tokenizer needs transformers: pip install 'specjax[hf]'"
+            f"model.path = {directory}: its tokenizer needs transformers: pip install -e '.[hf]' in the clone"
         ) from None
     try:
         # Without trust_remote_code, transformers may ask on stdin whether to run the model's own code.

@@ -56,7 +56,7 @@ def math() -> Scorer:
     try:
         from math_verify import parse, verify
     except ImportError:
-        raise ImportError("math-verify is not installed: pip install 'specjax[hf]'") from None
+        raise ImportError("math-verify is not installed: pip install -e '.[hf]' in the clone") from None
     # Otherwise every worker warns that math-verify's timeouts are off.
     logging.getLogger("math_verify").setLevel(logging.ERROR)
 
