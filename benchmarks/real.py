@@ -45,8 +45,7 @@ class Stage:
 def stages(recipe: str, model: Path, out: Path, compared_steps: int) -> list[Stage]:
     """Return the stages in order. Their options go on with what an earlier process has left in `out`."""
     draft, run = out / "draft", out / "run"
-    # The distilled draft has its own reduced vocabulary.
-    networks = ("--model.path", model, "--draft.path", draft / "draft", "--draft.vocab-size", "None")
+    networks = ("--model.path", model, "--draft.path", draft / "draft")
     trained = (*networks, "--checkpoint", run)
 
     def stage(name: str, program: str, *options: object) -> Stage:
@@ -149,7 +148,7 @@ def answers(out: Path) -> list[str]:
 def main() -> int:
     """Run the stages that are not finished, and write and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", default="smollm2_sentences", help="recipe, or the path of one")
+    parser.add_argument("--recipe", default="smollm2_extraction", help="recipe, or the path of one")
     parser.add_argument("--model", type=Path, help="a model's directory; by default the model is fetched")
     parser.add_argument("--out", type=Path, default=Path("build/real"), help="directory for everything that is kept")
     parser.add_argument("--report", type=Path, help="file for the report; by default OUT/report.txt")

@@ -8,9 +8,9 @@ REHEARSAL = str(Path(__file__).with_name("rehearsal.py"))
 # Compiling takes most of the time, so: no program for each choice of draft lengths, only answers without the draft,
 # and one bucket for all rows.
 FEW_PROGRAMS = "--automatic False --distill.chunks 1 --microbatches 1"
-# Recipe and options of the part `model`. 96 is its longest row.
+# Recipe and options of the part `model`. 144 is its longest row.
 TRAINING = (
-    f"smollm2_sentences {FEW_PROGRAMS} --ladder 96 --data.prompts 16 --steps 12 --draft-lengths 0,3 "
+    f"smollm2_extraction {FEW_PROGRAMS} --ladder 144 --data.prompts 16 --steps 12 --draft-lengths 0,3 "
     "--distill.answers 4096 --distill.batch-size 64 --distill.steps 500"
 )
 

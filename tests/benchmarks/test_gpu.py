@@ -112,9 +112,9 @@ def test_a_model_in_pieces_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(model, "dequantise", dequantise)
     started = list[list[str]]()
     monkeypatch.setattr("os.execv", lambda _, words: started.append(words))
-    model.main([str(tmp_path), "smollm2_sentences", "--steps", "3"])
+    model.main([str(tmp_path), "smollm2_extraction", "--steps", "3"])
     assert (tmp_path / "model" / "weights").read_bytes() == b"first second"
-    words = ["-m", "launch.compare", "smollm2_sentences", "--model.path", str(tmp_path / "model"), "--steps", "3"]
+    words = ["-m", "launch.compare", "smollm2_extraction", "--model.path", str(tmp_path / "model"), "--steps", "3"]
     assert started[0][1:] == words
 
 

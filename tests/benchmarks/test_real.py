@@ -66,7 +66,7 @@ def test_every_stage_runs_on_a_tiny_model(tmp_path: Path, monkeypatch: pytest.Mo
     recipe = tmp_path / "small.py"
     recipe.write_text(
         "from dataclasses import replace\n"
-        "from configs.smollm2_sentences import config as full\n"
+        "from configs.smollm2_extraction import config as full\n"
         "config = replace(full, name='small', steps=2, draft=replace(full.draft, vocab_size=6),\n"
         "    model=replace(full.model, dtype='float32'),\n"
         "    rollout=replace(full.rollout, max_new_tokens=8, draft_lengths=(0, 1)),\n"

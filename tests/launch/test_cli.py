@@ -127,6 +127,28 @@ def test_bad_options_are_named_in_one_line(option: str, message: str):
     assert_refused(refusal("tiny", *option.split()), message)
 
 
+@pytest.mark.parametrize(
+    ("options", "lengths", "vocabulary", "distilled"),
+    [
+        ("", (0, 1, 3), 8192, 192),
+        ("--rollout.draft-length 2", (2,), 8192, 192),
+        ("--rollout.draft-length 2 --rollout.draft-lengths 0 2", (0, 2), 8192, 192),
+        ("--draft.kind eagle3", (0, 1, 3), 8192, 192),
+        ("--draft.path DIR", (0, 1, 3), None, 192),
+        ("--draft.kind mtp", (0, 1, 3), None, 192),
+        ("--draft.kind none", (0,), None, 0),
+        ("--draft.kind none --draft.lookup.kind ngram", (0, 1, 3), None, 0),
+        ("--draft.kind none --draft.lookup.kind ngram --rollout.draft-lengths 0 4", (0, 4), None, 0),
+    ],
+)
+def test_what_a_recipe_sets_for_its_own_draft_does_not_stand_in_the_way_of_another(
+    options: str, lengths: tuple[int, ...], vocabulary: int | None, distilled: int
+):
+    config = parse_run(["smollm2_extraction", *options.split()], "python -m launch.train", "Train.")
+    found = config.rollout.lengths, config.draft.vocab_size, config.distill.steps
+    assert found == (lengths, vocabulary, distilled)
+
+
 def test_the_recipe_comes_first_and_can_set_fields_without_options():
     for words in ([], ["--steps", "3"], ["--steps", "3", "tiny"]):
         assert "tiny" in refusal(*words)
