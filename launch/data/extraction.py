@@ -63,8 +63,8 @@ class _Facts(list[tuple[str, object]]):
 
 
 def problems(seed: int) -> tuple[list[Problem], list[Problem]]:
-    """Return 2,000 training problems and 400 held-out ones. They share no sentence, name, job or city."""
-    return _problems(seed, TRAINING, 2000), _problems(seed, HELD_OUT, 400)
+    """Return 2,000 training problems and 200 held-out ones. They share no sentence, name, job or city."""
+    return _problems(seed, TRAINING, 2000), _problems(seed, HELD_OUT, 200)
 
 
 def all_right(completion: str, answer: str) -> float:

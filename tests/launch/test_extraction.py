@@ -15,7 +15,7 @@ def test_held_out_problems_share_no_fact_and_no_sentence_with_the_training_probl
     found = build_problems(config)
     assert (found.train, found.held_out) == problems(config.seed) != problems(config.seed + 1)
     assert len({problem.prompt for problem in found.train}) == len(found.train) == 2000
-    assert len({problem.prompt for problem in found.held_out}) == len(found.held_out) == 400
+    assert len({problem.prompt for problem in found.held_out}) == len(found.held_out) == 200
     for training, held_out in zip(vars(TRAINING).values(), vars(HELD_OUT).values(), strict=True):
         assert len({*training, *held_out}) == len(training) + len(held_out)
     for problem in (*found.train, *found.held_out):
