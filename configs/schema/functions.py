@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from specjax.options import NonNegative
 from specjax.rollout.plan import RolloutConfig
 from specjax.train.loss import LossConfig
 
@@ -25,10 +26,13 @@ class RolloutOptions(RolloutConfig):
     """Generation of completions.
 
     Attributes:
+        stop_tokens: More stop tokens: ids, or texts of one token each.
         replace_stop_tokens: End completions only at stop_tokens.
         function: Your own rollout function, as package.module:name. None: speculative_rollout.
     """
 
+    # Of an experiment, they are ids: those of its tokenizer.
+    stop_tokens: tuple[NonNegative | str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     replace_stop_tokens: bool = False
     function: str | None = None
 

@@ -112,6 +112,8 @@ def _shape(kind: Any) -> str:
         return " ".join(_shape(each) for each in get_args(kind) if each is not Ellipsis)
     if get_origin(kind) is dict:
         return "JSON"
+    if len(either := alternatives(kind)) > 1:
+        return "|".join(map(_shape, either))
     return "|".join(_choices(kind)) or kind.__name__.upper()
 
 
@@ -119,6 +121,8 @@ def _read(kind: Any, words: list[str]) -> Any:
     """Parse words into a value of type `kind`. Raise KeyError or ValueError if they are not one."""
     if get_origin(kind) is tuple:
         item = get_args(kind)[0]
+        if str in (either := alternatives(item)) and len(either) > 1:
+            return tuple(value for word in words for value in _numbers_or_text(word))
         if item is not str:
             words = [part for word in words for part in word.split(",")]
         size = len(get_args(item)) or 1
@@ -132,3 +136,11 @@ def _read(kind: Any, words: list[str]) -> Any:
             raise ValueError
         return value
     return _choices(kind)[word] if _choices(kind) else kind(word)
+
+
+def _numbers_or_text(word: str) -> tuple[int | str, ...]:
+    """Return the integers of a word, separated by commas; the word itself if it has anything else."""
+    try:
+        return tuple(map(int, word.split(",")))
+    except ValueError:
+        return (word,)

@@ -14,6 +14,7 @@ from launch.data.chat_template import render
 from launch.data.hub import checkpoint_directory
 from launch.data.prompts import CALLS, Message, Prompt
 from models.files import check_file, read_json, write_json
+from specjax.options import show
 
 logger = logging.getLogger(__name__)
 
@@ -235,6 +236,25 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
             context = done
         done = end
     return texts
+
+
+def token_id(option: str, token: int | str, tokenizer: Tokenizer) -> int:
+    """Return the id of a token that an option gives as an id or as text.
+
+    Raises ConfigError, naming the option, for text that the tokenizer does not have as exactly one token.
+    """
+    if not isinstance(token, str):
+        return token
+    to_text = tokenizer.with_special_tokens if isinstance(tokenizer, HuggingFaceTokenizer) else tokenizer.decode
+    try:
+        ids = tokenizer.encode(token)
+    except (ConfigError, TypeError, ValueError):  # TypeError: half of a surrogate pair
+        ids = []
+    texts = [to_text([each]) for each in ids]
+    if texts == [token]:
+        return ids[0]
+    found = f"{len(ids)} tokens of the tokenizer, {show(texts)}" if len(ids) != 1 else f"read as {texts[0]!r}"
+    raise ConfigError(f"{option} = {show(token)!r}: {found}; must be ids, or text that is exactly one token")
 
 
 def _load(directory: Path) -> Any:

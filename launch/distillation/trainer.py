@@ -124,7 +124,7 @@ def with_vocabulary(experiment: Experiment, answers: Answers) -> Drafter:
     if networks.draft.target_ids is None:
         return networks.drafter
     counts = np.bincount(answers.completions, minlength=networks.policy.vocab_size)
-    ids = most_frequent(counts, experiment.config.rollout.stop_tokens, len(networks.draft.target_ids))
+    ids = most_frequent(counts, experiment.tokenizer.stop_tokens, len(networks.draft.target_ids))
     return networks.draft.with_target_ids(ids).drafter
 
 

@@ -69,7 +69,7 @@ class Sampler:
         # Evaluate the policy that is trained, not an 8-bit copy of it for rollouts.
         policy = replace(experiment.networks.policy, eight_bit=None)
         self._generate = make_generate(policy, drafter, self.rollout, experiment.mesh, experiment.rollout_fn)
-        self._samples, self._mesh, self._stop_tokens = samples, experiment.mesh, rollout.stop_tokens
+        self._samples, self._mesh, self._stop_tokens = samples, experiment.mesh, experiment.tokenizer.stop_tokens
         self.noise = seed_step(experiment.config.seed, step)
         self._compile_clock = CompileClock()
 

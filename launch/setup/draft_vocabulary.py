@@ -9,9 +9,7 @@ from launch.data.prompts import prompt_text
 from launch.data.tokenizers import Tokenizer
 
 
-def frequent_tokens(
-    problems: Sequence[Problem], tokenizer: Tokenizer, stop_tokens: Sequence[int], count: int, vocab_size: int
-) -> np.ndarray:
+def frequent_tokens(problems: Sequence[Problem], tokenizer: Tokenizer, count: int, vocab_size: int) -> np.ndarray:
     """Return the `most_frequent` tokens in the prompts, solutions and answers of the problems.
 
     All token ids must be below `vocab_size`.
@@ -20,7 +18,7 @@ def frequent_tokens(
     for problem in problems:
         for text in (prompt_text(problem.prompt), problem.solution or "", problem.answer):
             np.add.at(counts, np.array(tokenizer.encode(text), np.int64), 1)
-    return most_frequent(counts, stop_tokens, count)
+    return most_frequent(counts, tokenizer.stop_tokens, count)
 
 
 def most_frequent(counts: np.ndarray, stop_tokens: Sequence[int], count: int) -> np.ndarray:

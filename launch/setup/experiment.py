@@ -200,7 +200,9 @@ def abstract_experiment(config: RunConfig, mesh: Mesh) -> Experiment:
     shards = batch_shards(mesh)
     checks = _check_correction, _check_windows, partial(_check_divisibility, shards=shards, rollout_shards=shards)
     check_all([partial(check, config) for check in checks])
-    tokenizer, stop_tokens = ByteTokenizer(), config.rollout.stop_tokens or (0,)
+    # Only a checkpoint's tokenizer has the ids of stop tokens that are given as text.
+    tokenizer = ByteTokenizer()
+    stop_tokens = tuple(token for token in config.rollout.stop_tokens if not isinstance(token, str)) or (0,)
     if config.data.tokenizer != "checkpoint":
         tokenizer = build_tokenizer(config)
         stop_tokens = tokenizer.stop_tokens

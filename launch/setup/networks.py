@@ -56,7 +56,7 @@ def build_networks(
         saved = read_head(config, mesh, shapes=shapes)
         policy, weights, decoder = build_policy(config, saved, mesh, policy_key)
         if not shapes:
-            _check_tokens(tokenizer, config.rollout.stop_tokens, policy.vocab_size)
+            _check_tokens(tokenizer, policy.vocab_size)
         context = DraftContext(config, policy, weights, decoder, mesh, draft_key, problems, tokenizer, saved)
         draft = build_draft(context)
         drafter = with_lookup(draft.drafter, config.draft.lookup, policy, config.rollout)
@@ -71,13 +71,13 @@ def build_networks(
     return Networks(decoder, policy, drafter, Params(weights, draft.params, memory), draft)
 
 
-def _check_tokens(tokenizer: Tokenizer, stop_tokens: Sequence[int], vocab_size: int) -> None:
+def _check_tokens(tokenizer: Tokenizer, vocab_size: int) -> None:
     if tokenizer.vocab_size > vocab_size:
         raise ConfigError(
             f"vocab_size = {vocab_size}: must be at least {tokenizer.vocab_size}, the tokenizer's vocabulary"
         )
-    if not all(0 <= token < vocab_size for token in stop_tokens):
-        raise ConfigError(f"rollout.stop_tokens = {stop_tokens}: must be within 0 .. {vocab_size - 1}")
+    if not all(0 <= token < vocab_size for token in tokenizer.stop_tokens):
+        raise ConfigError(f"rollout.stop_tokens = {tokenizer.stop_tokens}: must be within 0 .. {vocab_size - 1}")
 
 
 def _check_lengths(config: RunConfig) -> None:

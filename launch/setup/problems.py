@@ -18,6 +18,7 @@ from launch.data.tokenizers import (
     HuggingFaceTokenizer,
     Tokenizer,
     check_no_template,
+    token_id,
 )
 
 logger = logging.getLogger(__name__)
@@ -33,11 +34,12 @@ class Problems(NamedTuple):
 def build_tokenizer(config: RunConfig) -> Tokenizer:
     """Return the run's tokenizer. Its stop tokens are the only list, from the model's files and the recipe.
 
-    Raises ConfigError if there is no tokenizer or no stop token.
+    Raises ConfigError if there is no tokenizer or no stop token, or if text of the recipe's is not one token.
     """
     tokenizer, rollout = _tokenizer(config), config.rollout
     given = () if rollout.replace_stop_tokens else tokenizer.stop_tokens
-    tokenizer.stop_tokens = tuple(dict.fromkeys((*given, *rollout.stop_tokens)))
+    chosen = [token_id("rollout.stop_tokens", token, tokenizer) for token in rollout.stop_tokens]
+    tokenizer.stop_tokens = tuple(dict.fromkeys((*given, *chosen)))
     if not tokenizer.stop_tokens:
         raise ConfigError(
             f"rollout.stop_tokens = (): must name at least one, because the files of model.path = {config.model.path} "

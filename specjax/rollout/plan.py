@@ -32,7 +32,7 @@ class RolloutConfig(Options):
         verifier:       `rejection` and `block` keep the distribution, `coupled` keeps the tokens.
                         In Python also a Verifier of your own.
         law:            Sampling distribution.
-        stop_tokens:    Tokens that end a completion, in programs beside the model's own.
+        stop_tokens:    Tokens that end a completion.
         phases:         (slots, window) per data shard: sequences decoded together, and positions a row may hold. Slots
                         never rise: sequences wait for a slot, and the batch shrinks when none wait. Empty: all at once.
         admit:          Slots that must be free before waiting sequences enter; 0: an eighth of the first phase's.

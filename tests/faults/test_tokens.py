@@ -15,6 +15,7 @@ import pytest
 from configs.override import override
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
+from launch.cli.options import parse_run
 from launch.data import chat_template
 from launch.data.answer_files import load_answers
 from launch.data.problems import Problem, read_problems
@@ -33,6 +34,7 @@ from tests.launch.tokenizer_files import WORDS, change, write_word_tokenizer
 from tests.refusals import assert_refused, refuses
 
 EOS, END, BOT, BOX = 0, 1, 3, 7  # ids of words; the tokenizer's stop token is EOS, the model's are END and EOS
+SUM = 10  # the id of + among the characters of sums
 
 
 @pytest.fixture
@@ -57,10 +59,12 @@ def tokenizer_of(directory: Path | None, **options: Any) -> Tokenizer:
         ((END, BOX), True, (END, BOX)),
         ((EOS,), True, (EOS,)),
         ((12, 2**31 - 1), False, (EOS, END, 12, 2**31 - 1)),  # of the policy's vocabulary, not the tokenizer's
+        (("box", "<end>", BOX), False, (EOS, END, BOX)),
+        (("<eos>",), True, (EOS,)),
     ],
 )
 def test_row_33_stop_tokens_are_one_list(
-    directory: Path, given: tuple[int, ...], replaced: bool, stops: tuple[int, ...]
+    directory: Path, given: tuple[int | str, ...], replaced: bool, stops: tuple[int, ...]
 ) -> None:
     tokenizer = tokenizer_of(directory, rollout__stop_tokens=given, rollout__replace_stop_tokens=replaced)
     assert tokenizer.stop_tokens == stops
@@ -86,6 +90,62 @@ def test_row_33_a_rollout_ends_at_all_of_them_and_any_of_them_ends_a_traced_answ
     rollout = Rollout(jnp.array(tokens), jnp.array(list(map(len, endings))))
     prompts: Any = Prompts(tokens=None, lengths=None, id=jnp.zeros(len(endings), jnp.int32))
     assert reward(rollout, prompts).value.tolist() == [1, 1, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("it box", "2 tokens of the tokenizer, ['it', 'box']"),
+        ("nothing", "read as '?'"),
+        (" it", "read as 'it'"),
+        ("", "0 tokens"),
+        ("\ud800", "0 tokens"),
+    ],
+)
+def test_row_33_stop_text_that_is_not_one_token_is_refused(directory: Path, text: str, found: str) -> None:
+    with refuses(f"rollout.stop_tokens = {text!r}: {found}...must be ids, or text that is exactly one", ConfigError):
+        tokenizer_of(directory, rollout__stop_tokens=(BOX, text))
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "found"),
+    [("\n", (256, 10), None), ("=", (256, 61), None), ("\n\n", (), "2 tokens"), ("\ud800", (), "0 tokens")],
+)
+def test_row_33_stop_text_may_be_a_byte(text: str, stops: tuple[int, ...], found: str | None) -> None:
+    if found is None:
+        assert tokenizer_of(None, rollout__stop_tokens=(text,)).stop_tokens == stops
+        return
+    with refuses(f"rollout.stop_tokens = {text!r}: {found}", ConfigError):
+        tokenizer_of(None, rollout__stop_tokens=(text,))
+
+
+def test_row_33_an_experiment_has_the_ids_of_stop_text() -> None:
+    options = {"rollout.draft_length": 0, "draft.kind": "none"}
+    for given in ("+",), (SUM, "+"):
+        config = override(SMALLEST, options | {"rollout.stop_tokens": given})
+        assert build_experiment(config, training=False).config.rollout.stop_tokens == (14, SUM)
+    with refuses("rollout.stop_tokens = 'x': 0 tokens", ConfigError):
+        build_experiment(override(SMALLEST, options | {"rollout.stop_tokens": ("x",)}), training=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "value"),
+    [
+        (["1,2", "3"], (1, 2, 3)),
+        (["<|eot_id|>", "5"], ("<|eot_id|>", 5)),
+        ([","], (",",)),
+        (["1,b"], ("1,b",)),
+        ([""], ("",)),
+    ],
+)
+def test_row_33_the_option_reads_ids_and_text(words: list[str], value: tuple[int | str, ...]) -> None:
+    config = parse_run(["tiny", "--rollout.stop-tokens", *words], "prog", "Do.")
+    assert config.rollout.stop_tokens == value
+
+
+def test_row_33_ids_of_stop_tokens_are_in_range() -> None:
+    with refuses("rollout.stop_tokens = (-1,): ...at least 0...or text", ConfigError):
+        parse_run(["tiny", "--rollout.stop-tokens", "-1"], "prog", "Do.")
 
 
 @pytest.mark.parametrize(

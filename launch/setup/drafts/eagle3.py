@@ -115,8 +115,7 @@ def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft:
     if draft.vocab_size is not None and context.key is None:
         ids = np.arange(draft.vocab_size, dtype=np.int32)
     elif draft.vocab_size is not None:
-        stop_tokens = config.rollout.stop_tokens
-        ids = frequent_tokens(context.problems, tokenizer, stop_tokens, draft.vocab_size, policy.vocab_size)
+        ids = frequent_tokens(context.problems, tokenizer, draft.vocab_size, policy.vocab_size)
     sizes = {name: getattr(draft, name) for name in ("intermediate_size", "num_heads", "num_kv_heads", "head_dim")}
     changes = asdict(draft.head) | {name: size for name, size in sizes.items() if size is not None}
     if not draft.head.use_aux_hidden_state:
