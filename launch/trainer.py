@@ -33,6 +33,7 @@ from launch.setup.experiment import Experiment
 from launch.train import run
 from models.files import write_atomically
 from specjax.rewards import RewardFn
+from specjax.train.config import check_groups
 from specjax.types import TrainState
 
 RewardOf = Callable[[Sequence[Problem], Tokenizer], RewardFn]
@@ -136,6 +137,7 @@ def train(
     with as_config_error():
         recipe = load_recipe("own_data")
         config = override(recipe, with_consequences(recipe, values | given))
+        check_groups(config)
     result = run(join_hosts(config), reward_of)
     if result.signal is not None:
         raise Stopped(result.signal, f"stopped; train(.., out={str(result.directory)!r}, resume=True) continues it")

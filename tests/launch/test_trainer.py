@@ -65,6 +65,7 @@ def test_options_are_those_of_the_command_line(
         ({"nope.group_size": 1}, "options: nope.group_size: ...--help all"),
         ({"rollout": {"group_size": 1}}, "options: rollout: ...--help all"),
         ({"rollout.group_size": "x"}, "rollout.group_size = x: "),
+        ({"rollout.group_size": 1}, "rollout.group_size = 1: ...at least 2...advantage.baseline = group"),
         ({"reward.also": ["format"], "reward.weights": [1, 2]}, "options: reward.also, reward.weights: ...function"),
     ],
 )
