@@ -1,5 +1,6 @@
 """Tokenizers: text to token ids and back."""
 
+import json
 import logging
 import os
 import re
@@ -12,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 from launch.cli.errors import ConfigError, as_config_error
 from launch.data.chat_template import render
 from launch.data.hub import checkpoint_directory
-from launch.data.prompts import CALLS, Message, Prompt
+from launch.data.prompts import CALLS, Message, Prompt, prompt_fields
 from models.files import check_file, read_json, write_json
 from specjax.options import show
 
@@ -306,8 +307,10 @@ def check_no_template(owner: str, system_prompt: str | None, template_kwargs: Ma
 
 def _only_text(prompt: Prompt) -> str:
     if not isinstance(prompt, str):
+        messages = json.dumps(prompt_fields(prompt), ensure_ascii=False)
         raise ConfigError(
-            "data.prompt_field: prompts must be text, because the model has no chat template for messages"
+            f"data.prompt_field: prompt = {show(messages)}: messages need a chat template, which the tokenizer lacks; "
+            "must name a field of text"
         )
     return prompt
 

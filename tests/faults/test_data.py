@@ -99,7 +99,8 @@ def test_row_09_messages_and_nested_fields_are_read(tmp_path: Path) -> None:
     assert prompt_text(problem.prompt) == "it\nhello" and prompt_fields(problem.prompt) == record["prompt"]
     tokenizer = HuggingFaceTokenizer(write_word_tokenizer(tmp_path), instruction="{prompt} ?")
     assert " ".join(WORDS[i] for i in tokenizer.chat(problem.prompt)) == "<user> it <user> hello ? <bot>"
-    with refuses("data.prompt_field: ...chat template", ConfigError):
+    asked = '[{"role": "system", "content": "it"}, '
+    with refuses(f"data.prompt_field: prompt = {asked}...chat template...must name a field of text", ConfigError):
         ByteTokenizer().chat(problem.prompt)
     with refuses("/...a.jsonl:1: no field 'reward_model.style'", ConfigError):
         read_problems(path, "prompt", "reward_model.style")
