@@ -20,7 +20,7 @@ from launch.cli.errors import ConfigError
 from launch.data.batches import check_ids
 from launch.data.json_lines import field_value, text_field
 from launch.data.problems import Problem
-from launch.data.prompts import CALLS, prompt_fields, read_message, read_prompt
+from launch.data.prompts import CALLS, prompt_fields, read_message, read_prompt, with_tool_calls
 from launch.data.records import read_records
 from launch.data.responses import Answers
 from launch.data.tokenizers import Tokenizer
@@ -98,6 +98,7 @@ def _turns(record: dict[str, Any], where: str) -> Iterator[tuple[dict[str, Any],
         names: dict[Any, Any] = {"from": "role", "value": "content"}
         messages = [{names.get(name, name): value for name, value in message.items()} for message in messages]
     messages = [message | {"role": _ROLES.get(str(message.get("role")), message.get("role"))} for message in messages]
+    messages = [with_tool_calls(message, where) for message in messages]
     answered = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if not answered:
         yield {"prompt": messages, "response": ""}, False

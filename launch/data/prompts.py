@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from launch.cli.errors import ConfigError
 from launch.data.json_lines import field_value, json_text, text_field
+from specjax.options import show
 
 # Fields by which an assistant calls tools. Such a message may have no content.
 CALLS = frozenset({"tool_calls", "function_call"})
@@ -62,6 +63,7 @@ def read_prompt(record: dict[str, object], field: str, where: str) -> Prompt:
 
 def read_message(message: dict[str, Any], where: str) -> Message:
     """Return the message that a JSON object states, as `read_prompt` reads it."""
+    message = with_tool_calls(message, where)
     given = {name: value for name, value in message.items() if name not in ("role", "content")}
     extra = {name: _json_value(value, name, where) for name, value in given.items() if value not in (None, [])}
     role, content = text_field(message, "role", where), message.get("content")
@@ -71,6 +73,29 @@ def read_message(message: dict[str, Any], where: str) -> Message:
         content = "".join(_text_of_part(part, where) for part in content)
         message = {"content": content}
     return Message(role, "" if content == "" else text_field(message, "content", where), extra)
+
+
+def with_tool_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a message of ShareGPT's role function_call as one of the assistant with tool_calls, others unchanged.
+
+    Its content is JSON: an object with name and arguments, or a list of them. Raises ConfigError, naming `where`, for
+    anything else.
+    """
+    if message.get("role") != "function_call":
+        return message
+    content = message.get("content")
+    try:
+        value = json.loads(content) if isinstance(content, str) else content
+    except (ValueError, RecursionError):
+        value = None
+    calls = value if isinstance(value, list) else [value]
+    if not calls or not all(isinstance(call, dict) and {"name", "arguments"} <= call.keys() for call in calls):
+        raise ConfigError(
+            f"{where}: content of a function_call = {show(content)}: must be JSON, an object with name and arguments, "
+            "or a list of them"
+        )
+    tool_calls = [{"type": "function", "function": call} for call in calls]
+    return message | {"role": "assistant", "content": None, "tool_calls": tool_calls}
 
 
 def _json_value(value: object, name: str, where: str) -> Any:

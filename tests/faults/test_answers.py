@@ -9,8 +9,9 @@ import pytest
 
 from launch.cli.errors import ConfigError
 from launch.data.answer_files import load_answers
+from launch.data.problems import read_problems
 from launch.data.tokenizers import HuggingFaceTokenizer
-from tests.launch.tokenizer_files import WORDS, write_word_tokenizer
+from tests.launch.tokenizer_files import WORDS, change, write_word_tokenizer
 from tests.refusals import refuses
 
 
@@ -100,6 +101,48 @@ def test_row_41_turns_that_call_tools_are_counted(tmp_path: Path, tokenizer: Hug
         write(path, {"conversations": [*turns, {"from": bot, "value": TEXT}]})
         with refuses(f"...does not read {[*call][-1]} of messages", ConfigError):
             read(path, tokenizer)
+
+
+CALL = {"name": "it", "arguments": {"x": 1.5}}
+
+
+@pytest.mark.parametrize("calls", [json.dumps(CALL), json.dumps([CALL]), CALL, [CALL, CALL]])
+def test_row_41_a_function_call_is_a_turn_that_calls_tools(
+    tmp_path: Path, tokenizer: HuggingFaceTokenizer, calls: Any
+) -> None:
+    turns = [("human", "hello"), ("function_call", calls), ("observation", "it"), ("gpt", TEXT)]
+    conversation = [{"from": role, "value": value} for role, value in turns]
+    path = write(tmp_path / "a.jsonl", {"conversations": conversation[:3]}, {"conversations": conversation[::3]})
+    rows, notes = read(path, tokenizer)
+    assert rows == [f"{ASKED} {TEXT} {END}"] and notes[0].startswith("1 of 2 responses dropped: they call tools")
+    write(path, {"conversations": conversation})
+    with refuses("...does not read tool_calls of messages", ConfigError):
+        read(path, tokenizer)
+
+
+def test_row_41_a_function_call_reaches_the_template(tmp_path: Path) -> None:
+    directory = write_word_tokenizer(tmp_path)
+    template = (
+        "{% for m in messages %}{{ '<think>' if m.role == 'assistant' }} {{ m.content or '' }} "
+        "{% for call in m.tool_calls or [] %}box {{ call.function.name }} {% endfor %}{% endfor %}<bot>"
+    )
+    change(directory / "tokenizer_config.json", chat_template=template)
+    messages = [HI, {"role": "function_call", "content": json.dumps(CALL)}, {"role": "tool", "content": "it"}]
+    expected = "hello <think> box it it <bot>"
+    tokenizer = HuggingFaceTokenizer(directory)
+    path = write(tmp_path / "a.jsonl", {"messages": [*messages, {"role": "assistant", "content": TEXT}]})
+    assert read(path, tokenizer)[0] == [f"{expected} {TEXT} {END}"]
+    (problem,) = read_problems(write(tmp_path / "b.jsonl", {"q": messages, "a": "1"}), "q", "a")
+    assert " ".join(WORDS[token] for token in tokenizer.chat(problem.prompt)) == expected
+
+
+@pytest.mark.parametrize("value", ["it(1.5)", "{}", "[]", '{"name": "it"}', "7", "", None, ["it"]])
+def test_row_41_a_function_call_that_is_none_is_refused(
+    tmp_path: Path, tokenizer: HuggingFaceTokenizer, value: Any
+) -> None:
+    turns = [{"from": "human", "value": "hello"}, {"from": "function_call", "value": value}]
+    with refuses("/...a.jsonl:1: content of a function_call = ...name and arguments", ConfigError):
+        read(write(tmp_path / "a.jsonl", {"conversations": turns}), tokenizer)
 
 
 def test_row_41_what_is_dropped_or_cut_is_counted(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
