@@ -12,7 +12,7 @@ from typing import Any
 
 from launch.cli.console import console
 from launch.cli.errors import ConfigError
-from launch.data.hub import DATA_FILES, HubName, data_file_ending, fetch, hub_name
+from launch.data.hub import DATA_FILES, HubName, data_file_ending, fetch, hub_name, known_files
 from models.files import optional
 
 # README.md is not trusted: it may name any file.
@@ -113,7 +113,9 @@ def _data_set(option: str, name: HubName) -> list[Path]:
     subset_and_patterns = _stated_files(option, name)
     if subset_and_patterns is None:
         directory = fetch(option, name, ("README.md", *(f"*{ending}" for ending in DATA_FILES)))
-        files = _files_by_name(option, name, _files_below(directory))
+        unread = [path for path in known_files(name) if not data_file_ending(path)]
+        fetched = _files_below(directory) if directory.is_dir() else []  # none if no file matches
+        files = _files_by_name(option, name, [*fetched, *unread])
     else:
         subset, patterns = subset_and_patterns
         directory = fetch(option, name, patterns, _NEVER_FETCHED)
@@ -138,20 +140,29 @@ def _matching(paths: Sequence[str], pattern: str) -> list[str]:
 
 
 def _files_by_name(option: str, name: HubName, paths: Sequence[str]) -> list[str]:
-    """Return the data files of a split, which their names and folders tell. Without any, all are of split train."""
-    files = {path: _words(path) for path in paths if data_file_ending(path) and _may_hold_records(path)}
+    """Return the data files of a split, which their names and folders tell. Without any, all are of split train.
+
+    Prints which files of the split, or of none, cannot be read.
+    """
+    files = {path: _words(path) for path in paths if _may_hold_records(path)}
+    readable = [path for path in files if data_file_ending(path)]
     split = _SPLITS.get(str(name.split), name.split)
-    if split == "train" and not any(_SPLITS.keys() & words for words in files.values()):
-        return [*files]
-    chosen = [path for path, words in files.items() if split in words]
+    all_train = split == "train" and not any(_SPLITS.keys() & files[path] for path in readable)
+    chosen = [path for path in readable if all_train or split in files[path]]
     if not chosen:
-        raise ConfigError(f"{option} = {name}: has no split {name.split}; its files are {', '.join(files)[:200]}")
+        raise ConfigError(
+            f"{option} = {name}: has no split {name.split} in {', '.join(DATA_FILES)} files; its files are "
+            f"{', '.join(files)[:200] or 'no data files'}"
+        )
+    unread = [path for path in files if path not in readable]
+    if left_out := [path for path in unread if split in files[path] or not _SPLITS.keys() & files[path]]:
+        console.print(f"{option} = {name}: left out, because they cannot be read: {', '.join(left_out)[:200]}")
     return chosen
 
 
-def _words(path: str) -> list[str]:
+def _words(path: str) -> set[str]:
     """Return the words of a path. Other words for a split become its usual name."""
-    return [_SPLITS.get(word, word) for word in re.split("[^a-z]+", path.lower())]
+    return {_SPLITS.get(word, word) for word in re.split("[^a-z]+", path.lower())}
 
 
 def _stated_files(option: str, name: HubName) -> tuple[str, tuple[str, ...]] | None:

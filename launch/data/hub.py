@@ -135,6 +135,19 @@ def fetch(option: str, name: HubName, files: tuple[str, ...], ignored: tuple[str
         raise ConfigError(f"{option} = {name}: {_reason(name, error)}") from error
 
 
+def known_files(name: HubName) -> list[str]:
+    """Return the files of a repository at the revision that was fetched; none if the cache has no list of them.
+
+    A cache has none if it was filled by an old version of the hub's library.
+    """
+    hub = _library()
+    try:
+        files = hub.get_cached_repo_tree(name.repo, repo_type=name.kind, revision=name.revision)
+    except hub.errors.CachedRepoTreeNotFoundError:
+        return []
+    return [file.path for file in files]
+
+
 @contextmanager
 def _shown(name: HubName, bars: list[Any]) -> Iterator[None]:
     """Print a line every LOG_EVERY_S if there is no terminal to show a bar on. A signal ends the process at once.

@@ -17,7 +17,7 @@ from launch.run.pin_references import with_commits
 from tests.launch.checkpoints import write_checkpoint, write_problems
 from tests.launch.local_hub import LocalHub
 from tests.launch.programs import SHRUNK, argv, metrics
-from tests.refusals import refuses
+from tests.refusals import assert_refused, refuses
 
 MODEL, DATA = "HuggingFaceTB/SmolLM2-135M-Instruct", "openai/gsm8k"
 NAMES = ("model", MODEL), ("dataset", DATA)
@@ -165,6 +165,46 @@ def test_the_readme_determines_the_files_to_read(
     if said is not None:
         with refuses(f"{option} = org/stated@...{said}", ConfigError):
             answers(f"org/stated{colon}{split}", option)
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "read", "said"),
+    [
+        (("train.jsonl", "train-2.arrow", "test.arrow"), "", ["train.jsonl"], "left out, ...: train-2.arrow"),
+        (("a.jsonl", "b/c.ndjson.zst", "train.zip"), "", ["a.jsonl"], "left out, ...: b/c.ndjson.zst, train.zip"),
+        (("a.jsonl", "LICENSE.txt", ".b.arrow", "c.py", "test.arrow"), "", ["a.jsonl"], None),
+        (("train.jsonl", "test.arrow"), ":test", [], "has no split test in ...train.jsonl, test.arrow"),
+        (("a.arrow", "b.zip"), "", [], "has no split train in ...a.arrow, b.zip"),
+        (("a.py",), "", [], "has no split train in ...no data files"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(
+    hub: LocalHub,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    names: tuple[str, ...],
+    asked: str,
+    read: list[str],
+    said: str | None,
+):
+    for name in names:
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        write_problems(tmp_path / "data" / name, [name])
+    hub.push("dataset", "org/mixed", tmp_path / "data")
+    if not read:
+        with refuses(f"data.train = org/mixed@...{said}", ConfigError):
+            answers(f"org/mixed{asked}")
+        return
+    assert answers(f"org/mixed{asked}") == read
+    *first, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("data.train = org/mixed@") and len(first) == (said is not None)
+    if said is not None:
+        assert_refused(first[0], f"data.train = org/mixed@...{said}")
+    assert set(hub.requested) == set(read)
+    hub.stop()
+    fetch.cache_clear()
+    assert answers(f"org/mixed{asked}") == read
+    assert capsys.readouterr().out.splitlines() == [*first, last]
 
 
 def test_a_run_keeps_its_commits(hub: LocalHub, tmp_path: Path):
