@@ -67,11 +67,20 @@ def stages(recipe: str, model: Path, out: Path, compared_steps: int) -> list[Sta
 
 
 def run_stage(stage: Stage, out: Path) -> int:
-    """Run a stage, show and keep what it prints, add its seconds to stages.json, and return its exit code."""
+    """Run a stage, show and keep what it prints, add its seconds to stages.json, and return its exit code.
+
+    Output and seconds are written with every line, so that they are there even if this process is killed.
+    """
     print(f"== {stage.name}: python {' '.join(stage.command)}", flush=True)
-    start = time.monotonic()
+    start, seconds = time.monotonic(), stage_seconds(out)
+    before, _ = seconds.get(stage.name, (0.0, False))
+
+    def record(finished: bool) -> None:
+        seconds[stage.name] = before + time.monotonic() - start, finished
+        write_atomically(out / "stages.json", json.dumps(seconds, indent=2) + "\n")
+
     with (
-        (out / f"{stage.name}.txt").open("a", encoding="utf-8") as log,
+        (out / f"{stage.name}.txt").open("a", encoding="utf-8", buffering=1) as log,
         subprocess.Popen(
             [sys.executable, *stage.command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, encoding="utf-8"
         ) as process,
@@ -81,10 +90,8 @@ def run_stage(stage: Stage, out: Path) -> int:
         for line in process.stdout:
             print(line, end="", flush=True)
             log.write(line)
-    seconds = stage_seconds(out)
-    spent, _ = seconds.get(stage.name, (0.0, False))
-    seconds[stage.name] = spent + time.monotonic() - start, process.returncode == 0
-    write_atomically(out / "stages.json", json.dumps(seconds, indent=2) + "\n")
+            record(finished=False)
+    record(finished=process.returncode == 0)
     return process.returncode if process.returncode >= 0 else 128 - process.returncode
 
 

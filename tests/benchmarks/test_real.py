@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -58,6 +59,27 @@ def test_a_stopped_stage_continues_and_a_finished_one_is_skipped(
     assert report.count(r'1.0  "A \"candle\"."') == 2 * real.SHOWN
     seconds = real.stage_seconds(out)
     assert all(finished and spent > 0 for spent, finished in seconds.values())
+
+
+def test_row_59_seconds_and_output_are_kept_with_every_line(tmp_path: Path) -> None:
+    """A stage whose parent is killed after its second line. The next process adds to the seconds that are there."""
+    code = (
+        "import os, pathlib, signal, time; signal.alarm(60)\n"
+        f"seconds = pathlib.Path({str(tmp_path / 'stages.json')!r}); print('first', flush=True)\n"
+        "while not seconds.exists(): time.sleep(0.01)\n"
+        "first = seconds.read_text(); time.sleep(0.3); print('second', flush=True)\n"
+        "while seconds.read_text() == first: time.sleep(0.01)\n"
+        "os.kill(os.getppid(), signal.SIGKILL)\n"
+    )
+    killed = f"from benchmarks.real import *; run_stage(Stage('a', ('-c', {code!r})), Path({str(tmp_path)!r}))"
+    assert subprocess.run([sys.executable, "-c", killed]).returncode == -signal.SIGKILL
+    assert (tmp_path / "a.txt").read_text() == "first\nsecond\n"
+    spent, finished = real.stage_seconds(tmp_path)["a"]
+    assert spent >= 0.3 and not finished
+    assert real.run_stage(Stage("a", ("-c", "print('third')")), tmp_path) == 0
+    total, finished = real.stage_seconds(tmp_path)["a"]
+    assert total > spent and finished
+    assert (tmp_path / "a.txt").read_text() == "first\nsecond\nthird\n"
 
 
 @pytest.mark.slow

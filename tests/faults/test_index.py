@@ -15,6 +15,7 @@ def test_every_row_is_listed_with_its_tests() -> None:
         *HERE.glob("test_*.py"),
         *HERE.parent.glob("launch/test_*.py"),
         *HERE.parent.glob("specjax/test_*.py"),
+        *HERE.parent.glob("benchmarks/test_*.py"),
     ]:
         name = path.name if path.parent == HERE else path.relative_to(HERE.parents[1]).as_posix()
         for row in re.findall(r"^def test_row_(\d\d)_", path.read_text(), re.MULTILINE):
