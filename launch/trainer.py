@@ -108,9 +108,10 @@ def train(
         model:   Directory in Hugging Face layout, or name on the hub.
         data:    File of problems or name on the hub, or a list of problems: dicts with `prompt` (text or messages),
                  `answer` and whatever the reward reads. `options` names other fields. A list is kept in a file in runs.
-        reward:  Function (completion, problem) -> number, above 0.5 if it is correct, which runs in this process.
-                 `problem` is {"prompt", "answer", "columns"}; under another name, the parameter is the answer. Or the
-                 name of a scorer, as "math".
+        reward:  Function (completion, problem) -> number, above 0.5 if it is correct. It runs in this process, without
+                 a time limit: a call that hangs blocks the run. `problem` is {"prompt", "answer", "columns"}; under
+                 another name, the parameter is the answer. Or the name of a scorer, as "math" or
+                 "package.module:function", which runs in processes of its own with `reward.time_limit_s`.
         steps:   Number of steps.
         out:     Directory of the run. None: a new one in runs.
         resume:  Continue the run in `out`.
