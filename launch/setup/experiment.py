@@ -190,15 +190,18 @@ def build_experiment(
     return Experiment(config, mesh, rollout_mesh, tokenizer, problems, networks, *functions)
 
 
-def abstract_experiment(config: RunConfig, mesh: Mesh) -> Experiment:
-    """Build the experiment with its networks as shapes, on a mesh whose devices may be absent.
+def abstract_experiment(config: RunConfig, mesh: Mesh, rollout_mesh: Mesh | None = None) -> Experiment:
+    """Build the experiment with its networks as shapes, on meshes whose devices may be absent.
+
+    rollout_mesh: devices that generate; None: those of `mesh`.
 
     Reads neither weights nor the tokenizer of a checkpoint, and problems only for a lookup that remembers them. Raises
     ConfigError if sections of `config` contradict each other.
     """
     functions = _load_functions(config)
-    shards = batch_shards(mesh)
-    checks = _check_correction, _check_windows, partial(_check_divisibility, shards=shards, rollout_shards=shards)
+    rollout_mesh = mesh if rollout_mesh is None else rollout_mesh
+    sizes = {"shards": batch_shards(mesh), "rollout_shards": batch_shards(rollout_mesh)}
+    checks = _check_correction, _check_windows, partial(_check_divisibility, **sizes)
     check_all([partial(check, config) for check in checks])
     # Only a checkpoint's tokenizer has the ids of stop tokens that are given as text.
     tokenizer = ByteTokenizer()
@@ -210,7 +213,8 @@ def abstract_experiment(config: RunConfig, mesh: Mesh) -> Experiment:
     problems = build_problems(config) if config.draft.lookup.kind == "history" else Problems(train=[], held_out=[])
     networks = build_networks(config, mesh, tokenizer, problems.train, shapes=True)
     _check_experts(config, networks)
-    return Experiment(_frozen_if_empty(config, networks), mesh, mesh, tokenizer, problems, networks, *functions)
+    config = _frozen_if_empty(config, networks)
+    return Experiment(config, mesh, rollout_mesh, tokenizer, problems, networks, *functions)
 
 
 def _frozen_if_empty(config: RunConfig, networks: Networks) -> RunConfig:

@@ -6,6 +6,7 @@ program needs more.
 
 from collections.abc import Mapping
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +19,7 @@ from specjax.asynchronous.weight_transfer import copy_on
 from specjax.parallel.memory import MemoryPart, bytes_per_device, check_memory, growing
 from specjax.parallel.mesh import batch_shards
 from specjax.rollout.plan import RolloutConfig, lay_out
+from specjax.types import Params, TrainState
 
 
 def check_rollout(experiment: Experiment, rollout: RolloutConfig, prompts: int, rows: Mapping[str, int]) -> None:
@@ -52,21 +54,43 @@ def _ahead(experiment: Experiment, rows: Mapping[str, int]) -> list[MemoryPart]:
     The copies of the networks by which all of them are generated, the parts in which the newest copy arrives, which
     are joined after that rollout, and the rollouts that wait.
     """
-    networks, mesh, lag = experiment.networks, experiment.rollout_mesh, experiment.config.asynchronous.lag or 0
-    copy = bytes_per_device(copy_on(mesh, networks.policy, networks.drafter, networks.params))
-    waiting = bytes_per_device([(each.prompts, each.rollout) for each in abstract_state(experiment).ahead])
-    name, size, option = "parameters", copy, "asynchronous.rollout_mesh.tensor"
+    lag, held = experiment.config.asynchronous.lag or 0, held_ahead(experiment, abstract_state(experiment))
+    name, option = "parameters", "asynchronous.rollout_mesh.tensor"
     remedy = "must be more, or the networks smaller"
     if lag:
-        name, size = (
-            f"{lag + 1} copies of the parameters, and parts of one",
-            (lag + 1) * copy + copy // batch_shards(mesh),
-        )
+        name = f"{lag + 1} copies of the parameters, and parts of one"
         remedy += f", or asynchronous.lag = {lag} less"
     return [
-        MemoryPart(name, size, option, mesh.shape["tensor"], remedy),
-        growing("rollouts that wait", waiting, {**rows, **_widths(experiment)}, "asynchronous.lag less"),
+        MemoryPart(name, held.copies + held.parts, option, experiment.rollout_mesh.shape["tensor"], remedy),
+        growing("rollouts that wait", held.waiting, {**rows, **_widths(experiment)}, "asynchronous.lag less"),
     ]
+
+
+class HeldAhead(NamedTuple):
+    """Bytes per device of the rollout mesh of an asynchronous run while the first of its rollouts is generated.
+
+    Attributes:
+        copies:  Networks by which the rollouts under way are generated.
+        parts:   The newest copy as it arrives, before its parts are joined. 0 with lag 0, which has no other copy then.
+        waiting: Rollouts that wait for their updates, with their prompts.
+    """
+
+    copies: int
+    parts: int
+    waiting: int
+
+
+def held_ahead(experiment: Experiment, state: TrainState) -> HeldAhead:
+    """Return what the rollout mesh holds beside caches. state: with the rollouts that wait."""
+    lag, copy = len(state.ahead), bytes_per_device(abstract_copy(experiment))
+    waiting = bytes_per_device([(each.prompts, each.rollout) for each in state.ahead])
+    return HeldAhead((lag + 1) * copy, copy // batch_shards(experiment.rollout_mesh) if lag else 0, waiting)
+
+
+def abstract_copy(experiment: Experiment) -> Params:
+    """Return the parameters as rollouts have them, cast and gathered over data and fsdp, as ShapeDtypeStructs."""
+    networks = experiment.networks
+    return copy_on(experiment.rollout_mesh, networks.policy, networks.drafter, networks.params)
 
 
 def _sharded(name: str, size: int, mesh: Mesh) -> MemoryPart:

@@ -9,7 +9,7 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,10 @@ from specjax.carry_over.groups import carry_over_of
 from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES
 from specjax.rewards import HostReward
-from specjax.rollout.generate import Choice, place
+from specjax.rollout.generate import Choice, abstract_prompts, place
 from specjax.train.stages import Stages
 from specjax.train.train_step import StepResult, TrainStep
-from specjax.types import Ahead, CarryOver, Params, Prompts, Reward, Rollout, TrainState
+from specjax.types import Ahead, CarryOver, Params, Prompts, PyTree, Reward, Rollout, TrainState
 
 
 class MixedVersions(RuntimeError):
@@ -130,6 +130,24 @@ class AsynchronousStep:
         ahead = Ahead(prompts, rollout, sent.versions, drafting)
         return replace(state, ahead=(*state.ahead, ahead), carried=carried)
 
+    def trace_half(self, name: Literal["generate", "update"], state: TrainState, prompts: Prompts) -> jax.stages.Traced:
+        """Return the traced program `generate` of the rollout mesh or `update` of the training mesh.
+
+        state, prompts: arrays or ShapeDtypeStructs, the state's with shardings and as many rollouts that wait as the
+        lag. The devices of both meshes may be absent.
+        """
+        lagging, state, carried = bool(state.ahead), replace(state, ahead=(), carried=None), state.carried
+        with jax.set_mesh(self._mesh):
+            own, waiting = abstract_prompts(prompts, self._mesh), jax.ShapeDtypeStruct((), jnp.int32)
+            carried = _with_sharding(carried, own.tokens.sharding)
+            generate = self._generate.trace(self._abstract_sent(state), own, waiting, carried)
+        if name == "generate":
+            return generate
+        rollout, _ = generate.out_info
+        count = len(rollout.lengths)
+        rollout = jax.tree.map(lambda x: _with_sharding(x, self._row_sharding(x, count)), rollout)
+        return self._train[lagging].trace_update(state, prompts, rollout)
+
     def _finished(self, oldest: Ahead) -> tuple[Rollout, Prompts, Params]:
         """Return a rollout that has ended, its prompts and versions: within a process, only versions on the host."""
         if processes.count() == 1:
@@ -155,21 +173,29 @@ class AsynchronousStep:
 
     def _sent(self, state: TrainState) -> Sent:
         if self._send is None:
-            stages, everywhere = self._stages, NamedSharding(self._mesh, P())
-            copy = copy_on(self._mesh, stages.policy, stages.drafter, state.params)
-            chosen: Any = None if state.drafting is None else everywhere
-            layout = Sent(jax.tree.map(lambda x: x.sharding, copy), chosen, Params(everywhere, everywhere))
-            self._send = Send(self._prepare, layout, stages.mesh, self._mesh)
+            layout = jax.tree.map(lambda x: x.sharding, self._abstract_sent(state))
+            self._send = Send(self._prepare, layout, self._stages.mesh, self._mesh)
         return self._send(state)
+
+    def _abstract_sent(self, state: TrainState) -> Sent:
+        """Return what is sent to the rollout mesh, as ShapeDtypeStructs."""
+        stages, everywhere = self._stages, NamedSharding(self._mesh, P())
+        with jax.set_mesh(stages.mesh):
+            chosen, versions = jax.eval_shape(lambda state: self._prepare(state)[1:], state)
+        copy = copy_on(self._mesh, stages.policy, stages.drafter, state.params)
+        return Sent(copy, *_with_sharding((chosen, versions), everywhere))
 
     def _prepare(self, state: TrainState) -> Sent:
         return Sent(self._stages.prepare(state.params), self._stages.choose(state), Params(state.step, state.step))
 
     def _place(self, rollout: Rollout) -> Rollout:
         """Put a rollout on the training mesh: its rows split, and what it counts for each shard of its own mesh not."""
-        rows, everywhere = (NamedSharding(self._stages.mesh, spec) for spec in (P(BATCH_AXES), P()))
         count = len(rollout.lengths)
-        return jax.tree.map(lambda x: processes.place(x, rows if len(x) == count else everywhere), rollout)
+        return jax.tree.map(lambda x: processes.place(x, self._row_sharding(x, count)), rollout)
+
+    def _row_sharding(self, x: Array | jax.ShapeDtypeStruct, count: int) -> NamedSharding:
+        """Return where the training mesh has an array of a rollout of `count` sequences."""
+        return NamedSharding(self._stages.mesh, P(BATCH_AXES) if len(x) == count else P())
 
     def _reward_of(self, rollout: Rollout, prompts: Prompts) -> Reward:
         with jax.set_mesh(self._stages.mesh):
@@ -182,6 +208,10 @@ def waiting_sharding(rollout_mesh: Mesh) -> NamedSharding:
     Rows of several processes would be joined by a program, which would wait for the rollout that has begun meanwhile.
     """
     return NamedSharding(rollout_mesh, P(BATCH_AXES) if len(processes.owners(rollout_mesh)) == 1 else P())
+
+
+def _with_sharding(shapes: PyTree, sharding: Any) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
 
 
 def _generate(

@@ -102,12 +102,17 @@ class TrainStep:
     def trace_half(self, name: Literal["generate", "update"], state: TrainState, prompts: Prompts) -> jax.stages.Traced:
         """Return the traced program `generate` or `update`, to lower or to inspect. See `lower` for the arguments."""
         with jax.set_mesh(self._mesh):
-            prompts = abstract_prompts(prompts, self._mesh)
             # Traced once for both programs: jax keeps the trace.
-            generate = self._program("generate", state).trace(state, prompts)
-            if name == "generate":
-                return generate
-            rollout = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), generate.out_info)
+            generate = self._program("generate", state).trace(state, abstract_prompts(prompts, self._mesh))
+        if name == "generate":
+            return generate
+        rollout = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), generate.out_info)
+        return self.trace_update(state, prompts, rollout)
+
+    def trace_update(self, state: TrainState, prompts: Prompts, rollout: Rollout) -> jax.stages.Traced:
+        """Return the traced program `update` for a rollout of these shapes. See `lower` for the other arguments."""
+        with jax.set_mesh(self._mesh):
+            prompts = abstract_prompts(prompts, self._mesh)
             if isinstance(self._stages.reward_fn, HostReward):
                 scores = self._stages.reward_fn.shapes(rollout)
             else:
