@@ -15,23 +15,27 @@ def alternatives(config: RunConfig, program: str, experts: bool) -> Iterator[tup
     experts: the policy is a mixture of experts, which `mesh.expert` splits.
     """
     yield from _rollout(config) if program == "generate" else _update(config)
+    ahead, separate = config.asynchronous, program == "generate" and config.asynchronous.lag is not None
+    section, current = ("asynchronous.rollout_mesh", ahead.rollout_mesh) if separate else ("mesh", config.mesh)
     for axis in ("tensor", "expert", "fsdp") if experts else ("tensor", "fsdp"):
-        size = getattr(config.mesh, axis)
+        size = getattr(current, axis)
         for source in ("data", "fsdp"):
-            source_size = getattr(config.mesh, source)
+            source_size = getattr(current, source)
             if source != axis and source_size % 2 == 0:
                 changes = {axis: 2 * size, source: source_size // 2}
                 break
         else:
             changes = {axis: 2 * size}
-        mesh = replace(config.mesh, **changes)
-        text = ", ".join(f"mesh.{name} = {value}" for name, value in changes.items())
+        mesh = replace(current, **changes)
+        text = ", ".join(f"{section}.{name} = {value}" for name, value in changes.items())
         suffix = "" if len(changes) == 2 else ", so twice the GPUs"
-        yield text + suffix, replace(config, mesh=mesh)
+        variant = {"asynchronous": replace(ahead, rollout_mesh=mesh)} if separate else {"mesh": mesh}
+        yield text + suffix, replace(config, **variant)
 
 
 def _rollout(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
-    shards = config.mesh.data * config.mesh.fsdp
+    mesh = config.mesh if config.asynchronous.lag is None else config.asynchronous.rollout_mesh
+    shards = mesh.data * mesh.fsdp
     sequences = config.data.prompts * config.rollout.group_size // shards
     phases = lay_out(config.rollout, sequences, config.data.max_prompt_tokens)
     limit = phases[0].slots // 2

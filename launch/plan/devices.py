@@ -13,8 +13,9 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError, RunStopped, first_line
+from launch.cli.errors import ConfigError, RunStopped, as_config_error, first_line
 from launch.plan.options import PlanConfig
+from specjax.asynchronous.weight_transfer import check_sizes
 from specjax.cost import HARDWARE, Hardware
 from specjax.options import nearest_divisors, nearest_multiples
 from specjax.parallel.mesh import AXES, MeshConfig
@@ -63,20 +64,34 @@ def target(hardware: Hardware) -> str:
     """
 
 
-def planned(config: RunConfig, plan: PlanConfig) -> tuple[RunConfig, Mesh]:
-    """Return the config with a mesh over all GPUs of the plan, and that mesh.
+def planned(config: RunConfig, plan: PlanConfig) -> tuple[RunConfig, Mesh, Mesh]:
+    """Return the config with meshes over all GPUs of the plan, the mesh that trains and the one that generates.
 
-    Raises ConfigError if the mesh's size does not divide their number, or if jax's CUDA plugin is missing.
+    They are one unless the run is asynchronous. Raises ConfigError if their size does not divide the number of GPUs, or
+    if jax's CUDA plugin is missing.
     """
-    size = math.prod(config.mesh.shape)
+    ahead, names, remedy = config.asynchronous, f"mesh = {config.mesh.shape}", ", or --plan.mesh auto"
+    train_size = size = math.prod(config.mesh.shape)
+    if ahead.lag is not None:
+        size += math.prod(ahead.rollout_mesh.shape)
+        names, remedy = f"{names} and asynchronous.rollout_mesh = {ahead.rollout_mesh.shape}", ""
     count = plan.gpus or size
     if count % size:
         raise ConfigError(
-            f"plan.gpus = {count}: must be a multiple of the {size} devices of mesh = {config.mesh.shape}; nearest: "
-            f"{nearest_multiples(count, size)}, or --plan.mesh auto"
+            f"plan.gpus = {count}: must be a multiple of the {size} devices of {names}; nearest: "
+            f"{nearest_multiples(count, size)}{remedy}"
         )
-    mesh = replace(config.mesh, data=config.mesh.data * (count // size))
-    return replace(config, mesh=mesh), mesh_over(planned_devices(plan, count), mesh)
+    times, devices = count // size, planned_devices(plan, count)
+    train_devices, rollout_devices = devices[: train_size * times], devices[train_size * times :]
+    config = replace(config, mesh=replace(config.mesh, data=config.mesh.data * times))
+    mesh = mesh_over(train_devices, config.mesh)
+    if ahead.lag is None:
+        return config, mesh, mesh
+    rollout_config = replace(ahead.rollout_mesh, data=ahead.rollout_mesh.data * times)
+    rollout_mesh = mesh_over(rollout_devices, rollout_config)
+    with as_config_error():
+        check_sizes(mesh, rollout_mesh)
+    return replace(config, asynchronous=replace(ahead, rollout_mesh=rollout_config)), mesh, rollout_mesh
 
 
 def planned_devices(plan: PlanConfig, count: int) -> list[Any]:

@@ -9,31 +9,36 @@ from jax.sharding import Mesh
 
 from configs.schema import RunConfig
 from launch.plan.memory import Components, known_components
+from launch.plan.options import PlanConfig
 from launch.plan.programs import ProgramName
-from launch.plan.rounds import rollout_deployment, round_times
+from launch.plan.rounds import deployment_on, round_times
 from launch.setup.experiment import Experiment
+from launch.setup.memory import abstract_copy
 from launch.setup.policy import longest_sequence
 from launch.setup.state import abstract_state
 from models.sheets import decoder_sheet
-from specjax.cost import Hardware
+from specjax.cost import HARDWARE, Hardware
 from specjax.cost.sheets import Efficiency, forward
+from specjax.parallel.memory import bytes_per_device
 from specjax.parallel.mesh import batch_shards
 
 
 @dataclass(frozen=True)
 class MeshEstimate:
-    """Estimate of a step on one mesh.
+    """Estimate of a step on one mesh, or on the two of an asynchronous run.
 
     Attributes:
         config:   The run with that mesh, and with microbatches that divide its rows.
         memory:   Bytes per device that each program needs at least: its temporaries are not counted.
-        rollout:  Seconds of the rollout if no row ends early and no draft is accepted.
+        weights:  Seconds until the rollout has its weights: gathered, or sent to their own mesh.
+        decoding: Seconds of the rollout's rounds if no row ends early and no draft is accepted.
         update:   Seconds of the policy's update if nothing overlaps.
     """
 
     config: RunConfig
     memory: dict[ProgramName, int]
-    rollout: float
+    weights: float
+    decoding: float
     update: float
 
     @property
@@ -41,8 +46,14 @@ class MeshEstimate:
         return max(self.memory.values())
 
     @property
+    def rollout(self) -> float:
+        return self.weights + self.decoding
+
+    @property
     def seconds(self) -> float:
-        return self.rollout + self.update
+        """Seconds of a step. With a lag, rounds and update overlap, but neither overlaps the sending of weights."""
+        phases = self.decoding, self.update
+        return self.weights + (max(phases) if self.config.asynchronous.lag else sum(phases))
 
 
 def estimate(experiment: Experiment, hardware: Hardware) -> MeshEstimate:
@@ -52,18 +63,40 @@ def estimate(experiment: Experiment, hardware: Hardware) -> MeshEstimate:
     return MeshEstimate(
         experiment.config,
         {name: sum(parts.values()) for name, parts in known.items()},
-        _rollout_seconds(experiment, hardware, known["generate"]),
+        _weights_seconds(experiment, hardware),
+        _decoding_seconds(experiment, hardware),
         _update_seconds(experiment, hardware, known["update"]),
     )
 
 
-def _rollout_seconds(experiment: Experiment, hardware: Hardware, known: Components) -> float:
-    """Return the seconds to gather the weights and to decode all rows, one token per round."""
-    config, mesh = experiment.config, experiment.mesh
+def hardware_of(plan: PlanConfig, count: int) -> Hardware:
+    """Return the sheet of the plan's devices, of which `count` are used."""
+    hardware = HARDWARE[plan.gpu]
+    if plan.gpu == "cpu":  # of one machine
+        hardware = replace(hardware, domain=count)
+    if plan.per_host is not None:
+        hardware = replace(hardware, domain=min(plan.per_host, hardware.domain))
+    return hardware
+
+
+def _weights_seconds(experiment: Experiment, hardware: Hardware) -> float:
+    """Return the seconds to gather the rollout's weights over fsdp, or to send them to another mesh and gather them."""
+    mesh, rollout_mesh, copy = experiment.mesh, experiment.rollout_mesh, abstract_copy(experiment)
+    size = bytes_per_device((copy.policy, copy.draft))
+    if rollout_mesh is mesh:
+        return size * _others(mesh, "fsdp") / _bandwidth(mesh, "fsdp", hardware)
+    # Each device gets its own part of the copy. A device of a smaller mesh sends to several.
+    shards, receivers = batch_shards(rollout_mesh), max(rollout_mesh.size // mesh.size, 1)
+    between = _span_bandwidth(mesh.size + rollout_mesh.size, hardware)
+    gathered = size * (1 - 1 / shards) / _bandwidth(rollout_mesh, "data", hardware)
+    return receivers * size / shards / between + gathered
+
+
+def _decoding_seconds(experiment: Experiment, hardware: Hardware) -> float:
+    """Return the seconds to decode all rows, one token per round."""
     first = round_times(experiment, hardware)[0]
-    waves = math.ceil(experiment.sequences // batch_shards(mesh) / first.slots)
-    gathered = known["copy for the rollout"] * _others(mesh, "fsdp") / _bandwidth(mesh, "fsdp", hardware)
-    return gathered + waves * config.rollout.max_new_tokens * first.seconds[0]
+    waves = math.ceil(experiment.sequences // batch_shards(experiment.rollout_mesh) / first.slots)
+    return waves * experiment.config.rollout.max_new_tokens * first.seconds[0]
 
 
 def _update_seconds(experiment: Experiment, hardware: Hardware, known: Components) -> float:
@@ -74,7 +107,7 @@ def _update_seconds(experiment: Experiment, hardware: Hardware, known: Component
     microbatches = updates.minibatches * config.microbatches
     groups = config.selection.groups or config.data.prompts
     rows = groups * config.rollout.group_size / (batch_shards(mesh) * microbatches)
-    deployment = replace(rollout_deployment(experiment), weight_bytes=item)
+    deployment = replace(deployment_on(mesh, experiment), weight_bytes=item)
     policy = forward(decoder_sheet(networks.decoder), hardware, deployment, Efficiency(), layer=0.0)
     # Training samples nothing. A causal row attends to half of its positions on average.
     parts = replace(policy, sample=0.0).parts(rows, rows * width / 2, queries=width)
@@ -97,5 +130,9 @@ def _others(mesh: Mesh, axis: str) -> float:
 def _bandwidth(mesh: Mesh, axis: str, hardware: Hardware) -> float:
     """Return bytes per second between the devices of an axis: of links if they join a whole group, or the network."""
     axes = mesh.axis_names[mesh.axis_names.index(axis) :]
-    span = math.prod(mesh.shape[each] for each in axes)
+    return _span_bandwidth(math.prod(mesh.shape[each] for each in axes), hardware)
+
+
+def _span_bandwidth(span: int, hardware: Hardware) -> float:
+    """Return bytes per second between the devices of a group of so many."""
     return hardware.link if span <= hardware.domain else hardware.network

@@ -5,14 +5,14 @@ from functools import partial
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch.costs.round_timer import first_rows
 from launch.setup.experiment import Experiment
+from launch.setup.memory import abstract_copy, held_ahead
 from specjax.parallel.memory import bytes_per_device
 from specjax.parallel.mesh import BATCH_AXES, batch_shards, spec
-from specjax.rollout.generate import gathered_shardings, prepare
 from specjax.rollout.plan import choose_lengths
 from specjax.rollout.rounds import Decoding
 from specjax.types import LayerCache, Prompts, PyTree, TrainState
@@ -24,7 +24,7 @@ TEMPORARIES = "activations and other temporaries"
 def components(
     name: str, experiment: Experiment, state: TrainState, batches: PyTree, compiled: jax.stages.Compiled
 ) -> Components:
-    """Return bytes per device by component while the program `name` runs: `generate` or `update`.
+    """Return bytes per device by component while the program `name` runs on its mesh: `generate` or `update`.
 
     Weights, moments, copies, caches and gradients follow from shapes and shardings. Temporaries are the remainder of
     XLA's total for the program.
@@ -33,10 +33,9 @@ def components(
     """
     memory = compiled.memory_analysis()
     assert memory is not None
-    rows = NamedSharding(experiment.mesh, P(BATCH_AXES))
-    batches = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), batches)
+    batches = jax.tree.map(partial(_by_rows, program_mesh(name, experiment)), batches)
     # Count arguments here: XLA drops those that a program does not read, but they are in memory too.
-    total = sum(resident(state).values()) + bytes_per_device(batches)
+    total = sum(held(name, experiment, state).values()) + bytes_per_device(batches)
     total += memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
     known = known_components(name, experiment, state)
     return known | {TEMPORARIES: max(total - sum(known.values()), 0)}
@@ -44,11 +43,35 @@ def components(
 
 def known_components(name: str, experiment: Experiment, state: TrainState) -> Components:
     """Return the components of `components` that follow from shapes and shardings, without compiling."""
-    if name == "generate":
-        return resident(state) | _rollout(experiment, state)
-    params = state.params
-    trained = params.policy if experiment.config.draft_training.mode == "frozen" else (params.policy, params.draft)
-    return resident(state) | {"gradients": bytes_per_device(trained)}
+    before, params = held(name, experiment, state), state.params
+    if name == "update":
+        trained = params.policy if experiment.config.draft_training.mode == "frozen" else (params.policy, params.draft)
+        return before | {"gradients": bytes_per_device(trained)}
+    if experiment.rollout_mesh is experiment.mesh:
+        copy = abstract_copy(experiment)
+        before |= {"copy for the rollout": bytes_per_device((copy.policy, copy.draft))}
+    return before | {"caches": _caches(experiment)}
+
+
+def program_mesh(name: str, experiment: Experiment) -> Mesh:
+    """Return the devices that run a program. They differ if the run is asynchronous."""
+    return experiment.rollout_mesh if name == "generate" else experiment.mesh
+
+
+def held(name: str, experiment: Experiment, state: TrainState) -> Components:
+    """Return bytes per device of what the program's mesh holds before it runs."""
+    mesh, rollout_mesh = experiment.mesh, experiment.rollout_mesh
+    if rollout_mesh is mesh:
+        return resident(state)
+    ahead = held_ahead(experiment, state)
+    if name == "update":
+        # A device of a smaller mesh sends to several devices.
+        return resident(state) | {"parts of a copy to send": max(rollout_mesh.size // mesh.size, 1) * ahead.parts}
+    return {
+        "copies of the networks": ahead.copies,
+        "parts of the next copy": ahead.parts,
+        "rollouts that wait": ahead.waiting,
+    }
 
 
 def resident(state: TrainState) -> Components:
@@ -63,17 +86,15 @@ def resident(state: TrainState) -> Components:
     }
 
 
-def _rollout(experiment: Experiment, state: TrainState) -> Components:
-    networks = experiment.networks.policy, experiment.networks.drafter
-    copy = jax.eval_shape(partial(prepare, *networks), state.params)
-    layout = gathered_shardings(*networks, state.params)
-    copy = jax.tree.map(lambda x, sharding: x.update(sharding=sharding), copy, layout)
-    return {"copy for the rollout": bytes_per_device((copy.policy, copy.draft)), "caches": _caches(experiment)}
+def _by_rows(mesh: Mesh, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    """Return the argument split by rows, or whole if it has none that divide."""
+    divides = x.shape and x.shape[0] % batch_shards(mesh) == 0
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, P(BATCH_AXES) if divides else P()))
 
 
 def _caches(experiment: Experiment) -> int:
     """Return the bytes per device of the policy's and the draft's caches in the first phase."""
-    config, networks, mesh = experiment.config, experiment.networks, experiment.mesh
+    config, networks, mesh = experiment.config, experiment.networks, experiment.rollout_mesh
     rollout, phases = config.rollout, experiment.phases
     prompts = experiment.abstract_prompts(config.data.prompts // batch_shards(mesh))
     choice = jax.ShapeDtypeStruct((len(phases),), "int32") if rollout.draft_lengths else None

@@ -8,10 +8,9 @@ from typing import NamedTuple
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
 from launch.plan.devices import mesh_over, planned_devices
-from launch.plan.estimate import MeshEstimate, estimate
+from launch.plan.estimate import MeshEstimate, estimate, hardware_of
 from launch.plan.options import PlanConfig
 from launch.setup.experiment import abstract_experiment
-from specjax.cost import HARDWARE
 from specjax.parallel.mesh import AXES, MeshConfig
 
 # Meshes that are shown.
@@ -37,11 +36,7 @@ def rank_meshes(config: RunConfig, plan: PlanConfig, usable: float) -> tuple[lis
     """
     count = plan.gpus or math.prod(config.mesh.shape)
     devices = planned_devices(plan, count)
-    hardware = HARDWARE[plan.gpu]
-    if plan.gpu == "cpu":  # of one machine
-        hardware = replace(hardware, domain=count)
-    if plan.per_host is not None:
-        hardware = replace(hardware, domain=min(plan.per_host, hardware.domain))
+    hardware = hardware_of(plan, count)
     # What one device refuses, every mesh refuses.
     single = abstract_experiment(replace(config, mesh=MeshConfig()), mesh_over(devices[:1], MeshConfig()))
     mixture = single.networks.policy.mixture is not None

@@ -16,7 +16,9 @@ class PlanConfig(Options):
     Attributes:
         gpu:          Kind of GPU. cpu: compile for CPUs, which need 2.5 to 3 times a GPU's temporary memory.
         gpus:         Number of GPUs, a multiple of the mesh's size; mesh.data grows to use them. None: the mesh's size.
-        mesh:         recipe: the recipe's. auto: choose one for the number of GPUs, by memory and by the cost model.
+                      With asynchronous.lag the size is that of both meshes, and data of both grows.
+        mesh:         recipe: the recipe's. auto: choose one for the number of GPUs, by memory and by the cost model;
+                      not with asynchronous.lag.
         per_host:     GPUs per host. None: 4 for gb200, otherwise 8.
         alternatives: If the step does not fit, also compile it with one option changed at a time, and compare.
     """

@@ -14,6 +14,7 @@ from launch.plan.devices import planned
 from launch.plan.estimate import MeshEstimate
 from launch.plan.meshes import describe_mesh, enough_gpus, mesh_options, mesh_table, rank_meshes
 from launch.plan.options import PlanArgs, PlanConfig
+from launch.plan.overlap import estimate_overlap, overlap_json, overlap_table
 from launch.plan.programs import Planned, ProgramName, plan_program
 from launch.plan.report import (
     USABLE,
@@ -40,8 +41,9 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
     Raises ConfigError if the run cannot be planned.
     """
     recipe, recipe_plan = config, replace(args.plan, gpus=None, mesh="recipe")
-    if config.asynchronous.lag is not None:
-        raise ConfigError(f"asynchronous.lag = {config.asynchronous.lag}: must be None, no asynchronous run is planned")
+    lag = config.asynchronous.lag
+    if lag is not None and args.plan.mesh == "auto":
+        raise ConfigError(f"plan.mesh = auto: chooses one mesh; must be recipe with asynchronous.lag = {lag}")
     capacity = None if args.plan.gpu == "cpu" else HARDWARE[args.plan.gpu].memory
     usable = math.inf if capacity is None else USABLE * capacity
     estimates: list[MeshEstimate] = []
@@ -51,10 +53,14 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
         experiment, programs = compile_first_fitting(configs, recipe_plan, usable)
     else:
         experiment, programs = _compile(config, args.plan)
-    config, mesh = experiment.config, experiment.mesh
+    config, meshes = experiment.config, (experiment.mesh, experiment.rollout_mesh)
     times = [] if args.plan.gpu == "cpu" else round_times(experiment, HARDWARE[args.plan.gpu])
-    tables = *memory_table(programs, capacity), "", *traffic_table(programs), "", *work(programs, mesh)
-    console.print("\n".join((*tables, "", *round_table(times)) if times else tables))
+    memory = memory_table(programs, capacity, separate=lag is not None)
+    tables = [*memory, "", *traffic_table(programs), "", *work(programs, *meshes)]
+    overlap = None if lag is None else estimate_overlap(experiment, args.plan)
+    tables += ["", *round_table(times)] if times else []
+    tables += [] if overlap is None else ["", *overlap_table(*overlap)]
+    console.print("\n".join(tables))
     tried: list[Alternative] = []
     for name, program in programs.items():
         if program.total <= usable:
@@ -66,6 +72,8 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
     if estimates:
         console.print(f"\nmesh: {mesh_options(config, recipe)}")
     results = as_json(config, args.plan, programs, times, tried, estimates)
+    if overlap is not None:
+        results["asynchronous"] = overlap_json(*overlap)
     write_results(args.json, provenance("launch.plan") | results)
 
 
@@ -109,9 +117,9 @@ def compile_first_fitting(configs: Sequence[RunConfig], plan: PlanConfig, usable
 
 def _compile(config: RunConfig, plan: PlanConfig) -> tuple[Experiment, Programs]:
     """Build the experiment on the plan's devices, print where it runs, and compile its programs."""
-    config, mesh = planned(config, plan)
-    experiment, recipe_plan = abstract_experiment(config, mesh), replace(plan, gpus=None)
-    console.print(describe(config, plan, mesh))
+    config, *meshes = planned(config, plan)
+    experiment, recipe_plan = abstract_experiment(config, *meshes), replace(plan, gpus=None)
+    console.print(describe(config, plan, *meshes))
     return experiment, {name: plan_program(config, recipe_plan, name) for name in get_args(ProgramName)}
 
 

@@ -15,12 +15,13 @@ from configs.schema import RunConfig
 from launch.cli.errors import RunStopped, as_config_error, first_line
 from launch.plan.devices import OPTION_SETS, planned
 from launch.plan.flops import Flops, flops
-from launch.plan.memory import Components, components
+from launch.plan.memory import Components, components, program_mesh
 from launch.plan.options import PlanConfig
 from launch.plan.traffic import Collectives, collectives_of
 from launch.setup.experiment import Experiment, abstract_experiment
 from launch.setup.policy import longest_sequence
 from launch.setup.state import abstract_state
+from specjax.asynchronous.step import AsynchronousStep
 from specjax.rewards import HostReward
 from specjax.testing.hlo import Program
 from specjax.train.stages import Stages
@@ -56,7 +57,8 @@ class Planned:
 class Plan:
     """Programs `generate` and `update` of an experiment whose networks are shapes.
 
-    A step with a traced reward fuses both into one program, which needs about the memory of the larger.
+    A step with a traced reward fuses both into one program, which needs about the memory of the larger. In an
+    asynchronous run each has a mesh of its own.
 
     Of the ladder's windows, only the longest is compiled. The others are the same program for shorter rows.
     """
@@ -68,8 +70,9 @@ class Plan:
             config = replace(config, ladder=(longest_sequence(config),))
         # `update` takes the scores as an argument, so any reward function serves.
         reward = HostReward(_no_scores, config.reward.parts)
-        functions = experiment.rollout_fn, experiment.loss_fn
-        self._step = TrainStep(Stages(networks.policy, networks.drafter, reward, config, experiment.mesh, *functions))
+        functions, rollout_mesh = (experiment.rollout_fn, experiment.loss_fn), experiment.rollout_mesh
+        stages = Stages(networks.policy, networks.drafter, reward, config, experiment.mesh, *functions)
+        self._step = TrainStep(stages) if rollout_mesh is experiment.mesh else AsynchronousStep(stages, rollout_mesh)
         self._state = abstract_state(experiment)
 
     def program(self, name: ProgramName) -> Planned:
@@ -83,7 +86,7 @@ class Plan:
         (_, *batches), _ = traced.args_info
         return Planned(
             components(name, experiment, self._state, batches, compiled),
-            collectives_of(Program(text), experiment.mesh),
+            collectives_of(Program(text), program_mesh(name, experiment)),
             flops(traced.jaxpr.jaxpr),
             seconds,
             options,
@@ -95,8 +98,9 @@ class Plan:
 
     def compile(self, name: ProgramName, traced: jax.stages.Traced) -> tuple[jax.stages.Compiled, CompilerOptions]:
         """Compile a program. Return it with the options that XLA accepted."""
-        on_gpu = self.experiment.mesh.devices.flat[0].platform != "cpu"
-        with jax.set_mesh(self.experiment.mesh):
+        mesh = program_mesh(name, self.experiment)
+        on_gpu = mesh.devices.flat[0].platform != "cpu"
+        with jax.set_mesh(mesh):
             return compile_by_any(name, traced.lower(), OPTION_SETS if on_gpu else ({},))
 
 

@@ -18,6 +18,8 @@ from specjax.cost import HARDWARE
 USABLE = 0.95
 # Fraction that JAX reserves by default (XLA_PYTHON_CLIENT_MEM_FRACTION).
 BY_DEFAULT = 0.75
+# Section of the mesh that runs each program of an asynchronous run.
+SECTIONS: dict[ProgramName, str] = {"update": "mesh", "generate": "asynchronous.rollout_mesh"}
 
 
 @dataclass(frozen=True)
@@ -37,20 +39,31 @@ class Alternative:
     refused: str | None = None
 
 
-def describe(config: RunConfig, plan: PlanConfig, mesh: Mesh) -> str:
+def describe(config: RunConfig, plan: PlanConfig, mesh: Mesh, rollout_mesh: Mesh) -> str:
     """Return one line that names the recipe and the devices."""
-    axes = ", ".join(f"{axis} {size}" for axis, size in mesh.shape.items())
+    device = "CPU devices" if plan.gpu == "cpu" else HARDWARE[plan.gpu].name
+    devices = _describe_devices(mesh, device)
+    if rollout_mesh is not mesh:
+        devices = f"{devices} that train and {_describe_devices(rollout_mesh, device)} that generate"
     if plan.gpu == "cpu":
         return (
-            f"{config.name} on {mesh.size} CPU devices ({axes}). NOT A GPU'S FIGURES: temporaries are 2.5 to 3 times a "
-            "GPU's, and collectives differ"
+            f"{config.name} on {devices}. NOT A GPU'S FIGURES: temporaries are 2.5 to 3 times a GPU's, and collectives "
+            "differ"
         )
-    name = HARDWARE[plan.gpu].name
-    return f"{config.name} on {mesh.size} {name} ({axes}), compiled without one, kernels not autotuned"
+    return f"{config.name} on {devices}, compiled without one, kernels not autotuned"
 
 
-def memory_table(programs: Mapping[ProgramName, Planned], capacity: int | None) -> Iterator[str]:
-    """Yield the lines of memory per device by component. capacity: bytes of a device; None: unknown."""
+def _describe_devices(mesh: Mesh, device: str) -> str:
+    return f"{mesh.size} {device} ({', '.join(f'{axis} {size}' for axis, size in mesh.shape.items())})"
+
+
+def memory_table(
+    programs: Mapping[ProgramName, Planned], capacity: int | None, separate: bool = False
+) -> Iterator[str]:
+    """Yield the lines of memory per device by component, and whether it fits.
+
+    capacity: bytes of a device; None: unknown. separate: each program has a mesh of its own.
+    """
     yield f"{'memory per device, GiB':34}" + "".join(f"{name:>10}" for name in programs)
     for part in dict.fromkeys(part for each in programs.values() for part in each.memory):
         sizes = [each.memory.get(part) for each in programs.values()]
@@ -60,14 +73,21 @@ def memory_table(programs: Mapping[ProgramName, Planned], capacity: int | None) 
     if capacity is None:
         return
     yield f"  {'of the device':32}" + "".join(f"{each.total / capacity:>10.0%}" for each in programs.values())
-    largest = max(each.total for each in programs.values())
+    if separate:
+        for name, section in SECTIONS.items():
+            yield f"{section}: {_verdict(programs[name].total, capacity)}"
+    else:
+        yield _verdict(max(each.total for each in programs.values()), capacity)
+
+
+def _verdict(largest: int, capacity: int) -> str:
+    """Return whether a program of so many bytes fits."""
     if largest > USABLE * capacity:
         usable = f"{gib(USABLE * capacity)} of a device's {gib(capacity)} GiB are usable"
-        yield f"does not fit: {gib(largest)} GiB are needed, {usable}"
-    elif largest > BY_DEFAULT * capacity:
-        yield f"fits with XLA_PYTHON_CLIENT_MEM_FRACTION={USABLE}; by default JAX takes {BY_DEFAULT:.0%} of a device"
-    else:
-        yield "fits"
+        return f"does not fit: {gib(largest)} GiB are needed, {usable}"
+    if largest > BY_DEFAULT * capacity:
+        return f"fits with XLA_PYTHON_CLIENT_MEM_FRACTION={USABLE}; by default JAX takes {BY_DEFAULT:.0%} of a device"
+    return "fits"
 
 
 def traffic_table(programs: Mapping[ProgramName, Planned]) -> Iterator[str]:
@@ -81,9 +101,9 @@ def traffic_table(programs: Mapping[ProgramName, Planned]) -> Iterator[str]:
             yield f"  {f'{title}: {kind.operation}':32}{between:>24}{count:>8,}{traffic.size[kind] / 1e6:>14,.1f}"
 
 
-def work(programs: Mapping[ProgramName, Planned], mesh: Mesh) -> Iterator[str]:
+def work(programs: Mapping[ProgramName, Planned], mesh: Mesh, rollout_mesh: Mesh) -> Iterator[str]:
     """Yield the lines of matrix products and compile times."""
-    turn, update = programs["generate"].flops.turn / mesh.size, programs["update"].flops.fixed / mesh.size
+    turn, update = programs["generate"].flops.turn / rollout_mesh.size, programs["update"].flops.fixed / mesh.size
     yield f"matrix products, divided by the devices: {turn / 1e12:,.2f} TFLOP a round, {update / 1e12:,.1f} an update"
     yield "traced and compiled in " + ", ".join(f"{each.seconds:.0f} s ({name})" for name, each in programs.items())
 

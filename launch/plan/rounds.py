@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from jax.sharding import Mesh
+
 from launch.setup.experiment import Experiment
 from models.sheets import decoder_sheet
 from specjax.cost import Deployment, Hardware, cost_model
@@ -19,7 +21,8 @@ def round_times(experiment: Experiment, hardware: Hardware) -> list[RoundTimes]:
     """Return the seconds of a round of each phase, at draft length 0 and at the run's draft lengths."""
     config, networks = experiment.config, experiment.networks
     assert networks.decoder is not None
-    model = cost_model(decoder_sheet(networks.decoder), networks.draft.sheet, hardware, rollout_deployment(experiment))
+    deployment = deployment_on(experiment.rollout_mesh, experiment)
+    model = cost_model(decoder_sheet(networks.decoder), networks.draft.sheet, hardware, deployment)
     lengths = sorted({0, *config.rollout.lengths})
     return [
         RoundTimes(slots, window, {k: float(model.seconds(slots, slots * window, k)) for k in lengths})
@@ -27,9 +30,9 @@ def round_times(experiment: Experiment, hardware: Hardware) -> list[RoundTimes]:
     ]
 
 
-def rollout_deployment(experiment: Experiment) -> Deployment:
-    """Return how the networks of a rollout are spread over the mesh and stored."""
-    config, mesh, stored = experiment.config, experiment.mesh, experiment.networks.policy.dtype.itemsize
+def deployment_on(mesh: Mesh, experiment: Experiment) -> Deployment:
+    """Return how the networks of a rollout are spread over a mesh and stored."""
+    config, stored = experiment.config, experiment.networks.policy.dtype.itemsize
     return Deployment(
         tensor=mesh.shape["tensor"],
         expert=mesh.shape["expert"] * mesh.shape["tensor"],

@@ -19,21 +19,24 @@ from launch.cli.recipes import load_recipe
 from launch.plan import devices
 from launch.plan.__main__ import main
 from launch.plan.alternatives import alternatives
+from launch.plan.estimate import MeshEstimate
 from launch.plan.flops import Flops, flops
+from launch.plan.memory import TEMPORARIES, Components, known_components
 from launch.plan.meshes import sensible_meshes, with_mesh
-from launch.plan.options import PlanConfig
+from launch.plan.options import PlanArgs, PlanConfig
 from launch.plan.programs import Plan, Planned, ProgramName, compile_by_any
 from launch.plan.report import as_json, memory_table, round_table
 from launch.plan.rounds import round_times
 from launch.plan.traffic import Collectives, Traffic, collectives_of
-from launch.setup.experiment import abstract_experiment
+from launch.setup.experiment import Experiment, abstract_experiment
+from launch.setup.state import abstract_state
 from models.config import ExpertsConfig
 from models.files import read_json
 from specjax import kernels
 from specjax.cost import HARDWARE
-from specjax.parallel.mesh import MeshConfig, make_mesh
+from specjax.parallel.mesh import MeshConfig, disjoint_mesh, make_mesh
 from specjax.testing.hlo import Program, collectives
-from tests.launch.programs import FEW, Refusal, argv, changes, finish, start
+from tests.launch.programs import FEW, SMALLEST, Refusal, argv, changes, finish, start
 from tests.refusals import assert_refused
 
 # Every axis of the mesh divides the dimensions that it shards.
@@ -44,6 +47,10 @@ SMALL = FEW | changes(
 
 
 CONFIG = override(load_recipe("tiny"), SMALL)
+AHEAD = "--asynchronous.lag 1 --loss.importance-cap 2"
+# A policy of 688 weights and 24 scales of norms, and a draft of 824 and 32. `fsdp` divides the weights.
+TWO_NETWORKS = override(SMALLEST, {"steps": 4, "model.feature_layers": (0,), "model.dtype": "bfloat16", "mesh.fsdp": 2})
+TWO_MESHES = override(TWO_NETWORKS, changes(f"{AHEAD} --asynchronous.rollout-mesh.data 2"))
 
 
 @pytest.mark.slow
@@ -93,6 +100,70 @@ def test_an_update_gathers_weights_over_fsdp_and_neither_logits_nor_vocabulary_h
     assert {kind.axes for kind in kinds if kind.operation == "all-gather"} == {("fsdp",)}
 
 
+def test_row_64_the_rollout_mesh_holds_copies_and_the_training_mesh_moments():
+    """Parameters and moments are float32, copies bfloat16; lag 1 has two copies, and parts of one under way."""
+    policy, draft, copy = 4 * (688 // 2 + 24), 4 * (824 // 2 + 32), 2 * (688 + 24 + 824 + 32)
+    moments, counts, part = 2 * (policy + draft), 4 * 4, copy // 2
+    trained = {"policy": policy, "draft": draft, "moments of the optimisers": moments + counts, "reference policy": 0}
+    ahead, plain = planned_memory(TWO_MESHES), planned_memory(TWO_NETWORKS)
+    assert {"copies of the networks": 2 * copy, "parts of the next copy": part}.items() < ahead["generate"].items()
+    # Both rollout shards, and both of a synchronous run, have half of the rows.
+    assert ahead["generate"]["caches"] == plain["generate"]["caches"] and ahead["generate"]["rollouts that wait"]
+    assert not (trained.keys() | {"gradients", "parts of a copy to send"}) & ahead["generate"].keys()
+    assert trained.items() < ahead["update"].items()
+    assert ahead["update"].pop("parts of a copy to send") == part and ahead["update"] == plain["update"]
+    assert plain["generate"]["copy for the rollout"] == copy and trained.items() < plain["generate"].items()
+
+
+def experiment_of(config: RunConfig) -> Experiment:
+    mesh, ahead = make_mesh(config.mesh), config.asynchronous
+    return abstract_experiment(config, mesh, None if ahead.lag is None else disjoint_mesh(ahead.rollout_mesh, mesh))
+
+
+def planned_memory(config: RunConfig) -> dict[ProgramName, Components]:
+    experiment = experiment_of(config)
+    state = abstract_state(experiment)
+    return {name: known_components(name, experiment, state) for name in get_args(ProgramName)}
+
+
+def test_each_program_of_an_asynchronous_step_is_compiled_for_its_own_mesh():
+    config = override(TWO_MESHES, {"draft.kind": "none", "rollout.draft_length": 0, "mesh.fsdp": 4, "data.prompts": 4})
+    plan = Plan(experiment_of(config))
+    found = plan.program("generate")
+    assert found.memory[TEMPORARIES] and not found.collectives.total
+    assert "num_partitions = 4 " in plan.trace("update").lower().as_text()
+
+
+def test_an_asynchronous_step_takes_the_longer_phase_and_what_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    nothing = Collectives(Traffic(), Traffic(), Traffic())
+    monkeypatch.setattr(devices, "absent_gpus", lambda name, count, per_host: jax.devices()[:count])
+
+    def compile_one(config: RunConfig, plan: PlanConfig, name: ProgramName) -> Planned:
+        return Planned({"caches": 2**40 if name == "generate" else 2**30}, nothing, Flops(1.0, 1.0), 1.0, {})
+
+    monkeypatch.setattr(launch.plan.plan, "plan_program", compile_one)
+    options = PlanArgs(str(tmp_path / "plan.json"), PlanConfig(gpus=8, alternatives=False))
+    launch.plan.plan.plan(override(TWO_MESHES, {"data.prompts": 4}), options)
+    out, found = capsys.readouterr().out, read_json(tmp_path / "plan.json")["asynchronous"]
+    for line in (
+        "4 NVIDIA H100 80GB HBM3 (data 4, fsdp 1, expert 1, tensor 1) that generate",
+        "mesh: fits",
+        "asynchronous.rollout_mesh: does not fit: 1,024.0 GiB",
+        "  lag 1                         8 ",
+        "  synchronous                   4 ",
+    ):
+        assert line in out
+    ahead, synchronous = found["steps"]["lag"], found["steps"]["synchronous"]
+    assert found["rollout_mesh"]["data"] == 4 and ahead["update_s"] == synchronous["update_s"]
+    # One round per token. 3,136 bytes of weights: a quarter arrives over the links, and the others are gathered.
+    assert ahead["weights_s"] == pytest.approx(3136 / HARDWARE["h100"].link)
+    for lag, seconds in ((None, 6.0), (0, 6.0), (1, 4.0)):
+        config = override(TWO_NETWORKS, {"asynchronous.lag": lag, "loss.importance_cap": 2.0})
+        assert MeshEstimate(config, {}, weights=1.0, decoding=2.0, update=3.0).seconds == seconds
+
+
 @pytest.mark.slow
 def test_the_outputs_of_experts_are_summed_over_their_axis():
     found = plan_of_a_mixture().program("generate")
@@ -123,6 +194,15 @@ def test_a_plan_for_512_devices(tmp_path: Path):
         ("--plan.gpu cpu --model.dtype float16", "model.dtype = float16: must be float32|bfloat16"),
         ("--plan.gpu cpu --data.prompts 6", "data.prompts = 6:...mesh.data x mesh.fsdp = 4; nearest: 4 or 8"),
         ("--plan.gpu cpu --data.prompts 6 --plan.mesh auto", "plan.gpus = 8: ...data.prompts = 6:...nearest: 8"),
+        (f"{AHEAD} --plan.mesh auto", "plan.mesh = auto: chooses one mesh; must be recipe with asynchronous.lag = 1"),
+        (
+            f"{AHEAD} --plan.gpus 12",
+            "plan.gpus = 12:...9 devices of mesh = (2, 2, 1, 2) and asynchronous.rollout_mesh...",
+        ),
+        (
+            f"--plan.gpu cpu {AHEAD} --mesh.data 5 --mesh.fsdp 1 --mesh.tensor 1 --asynchronous.rollout-mesh.data 3",
+            "asynchronous.rollout_mesh = (3, 1, 1, 1): has 3 devices; must be a multiple or a divisor of 5...",
+        ),
         ("--plan.gpu cpu --microbatches 3", "microbatches = 3:...2...nearest microbatches: 2"),
         ("--plan.gpu cpu --mesh.data 1 --mesh.tensor 4", "num_heads = 2:...4; nearest mesh.tensor: 2"),
         ("--plan.gpu cpu --rollout.max-new-tokens 99999", "...rollout.max_new_tokens = 100005:...32768"),
@@ -305,4 +385,8 @@ def test_alternatives_change_one_option_and_keep_the_devices_if_possible():
         assert found["mesh.fsdp = 4, mesh.data = 2"].mesh == MeshConfig(data=2, fsdp=4, tensor=2)
     assert {"model.remat = full", "logit_chunk = 4"} < found.keys()
     on_one_gpu = override(CONFIG, {"mesh": MeshConfig()})
+    ahead = override(CONFIG, changes(f"{AHEAD} --asynchronous.rollout-mesh.data 2"))
+    found = dict(alternatives(ahead, "generate", experts=False))
+    name = "asynchronous.rollout_mesh.tensor = 2, asynchronous.rollout_mesh.data = 1"
+    assert found[name].asynchronous.rollout_mesh == MeshConfig(tensor=2) and found[name].mesh == CONFIG.mesh
     assert "mesh.tensor = 2, so twice the GPUs" in dict(alternatives(on_one_gpu, "update", experts=False))

@@ -1,0 +1,59 @@
+"""Estimate of an asynchronous step beside a synchronous one."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from configs.schema import AsynchronousConfig
+from launch.plan.estimate import MeshEstimate, estimate, hardware_of
+from launch.plan.options import PlanConfig
+from launch.setup.experiment import Experiment, abstract_experiment
+
+
+def estimate_overlap(experiment: Experiment, plan: PlanConfig) -> tuple[MeshEstimate, MeshEstimate]:
+    """Return the estimates of an asynchronous step, and of a synchronous one on the devices that train.
+
+    Raises ConfigError if the run cannot be synchronous.
+    """
+    config, mesh = replace(experiment.config, asynchronous=AsynchronousConfig()), experiment.mesh
+    hardware = hardware_of(plan, mesh.size + experiment.rollout_mesh.size)
+    return estimate(experiment, hardware), estimate(abstract_experiment(config, mesh), hardware)
+
+
+def overlap_table(ahead: MeshEstimate, synchronous: MeshEstimate) -> Iterator[str]:
+    """Yield the lines of the seconds of both steps."""
+    titles = "GPUs", "weights, s", "rounds, s", "update, s", "step, s", "GPUs x s"
+    yield f"{'steps, estimated':20}" + "".join(f"{title:>13}" for title in titles)
+    for name, row in (f"lag {ahead.config.asynchronous.lag}", ahead), ("synchronous", synchronous):
+        seconds = row.weights, row.decoding, row.update, row.seconds, gpus(row) * row.seconds
+        yield f"  {name:18}{gpus(row):>13}" + "".join(f"{value:>13,.2f}" for value in seconds)
+    longer = "rollout" if ahead.decoding > ahead.update else "training"
+    if ahead.config.asynchronous.lag:
+        yield f"  The {longer} mesh is busy for longer, by {abs(ahead.decoding - ahead.update):,.2f} s a step."
+    yield "  By the hardware sheet, not measured. Weights: sent and gathered before the rounds. All completions have"
+    yield "  max_new_tokens, no draft is accepted, and the draft's training and the rewards are left out."
+
+
+def overlap_json(ahead: MeshEstimate, synchronous: MeshEstimate) -> dict[str, Any]:
+    """Return both steps as JSON: sizes in bytes, times in seconds."""
+    config = ahead.config.asynchronous
+    rows = {"lag": ahead, "synchronous": synchronous}
+    steps = {
+        name: {
+            "gpus": gpus(row),
+            "memory_at_least": row.memory,
+            "weights_s": row.weights,
+            "rounds_s": row.decoding,
+            "update_s": row.update,
+            "step_s": row.seconds,
+        }
+        for name, row in rows.items()
+    }
+    return {"lag": config.lag, "rollout_mesh": vars(config.rollout_mesh), "steps": steps}
+
+
+def gpus(row: MeshEstimate) -> int:
+    """Return the devices of a step."""
+    ahead = row.config.asynchronous
+    return math.prod(row.config.mesh.shape) + (0 if ahead.lag is None else math.prod(ahead.rollout_mesh.shape))
