@@ -73,10 +73,11 @@ def all_right(completion: str, answer: str) -> float:
 
 
 def right_facts(completion: str, answer: str) -> float:
-    """Return the fraction of facts that the completion, a JSON object, gets right: 1.0 if it says what `answer` says.
+    """Return the share of keys and values that the completion, a JSON object, gets right: 1.0 if it says what `answer`
+    says. A value is right under its own key. Facts that were not asked for, and keys that come twice, lower the share.
 
-    Facts that were not asked for, and keys that come twice, lower it. Keys may come in any order; capitals do not
-    matter; numbers may be in quotes; the object may stand in a Markdown code block, but not among other text.
+    Keys may come in any order; capitals do not matter; numbers may be in quotes; the object may stand in a Markdown
+    code block, but not among other text.
     """
     fenced = re.fullmatch(r"```(?:json)?\s*(.*?)\s*```", completion.strip(), re.DOTALL)
     try:
@@ -88,7 +89,9 @@ def right_facts(completion: str, answer: str) -> float:
     given, wanted = (
         [(key.lower(), str(value).lower()) for key, value in facts] for facts in (found, json.loads(answer).items())
     )
-    return sum(fact in given for fact in wanted) / max(len(given), len(wanted))
+    keys = dict(given).keys() & dict(wanted).keys()
+    right = len(keys) + sum(fact in given for fact in wanted)
+    return right / (2 * max(len(given), len(wanted)))
 
 
 def _problems(seed: int, people: People, number: int) -> list[Problem]:

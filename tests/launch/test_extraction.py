@@ -23,20 +23,21 @@ def test_held_out_problems_share_no_fact_and_no_sentence_with_the_training_probl
 
 
 ANSWER = '{"name": "Ana Ruiz", "age": 30, "job": "cook", "city": "Rome"}'
-# Completions, and how many of the four facts they are worth.
+# Completions, and how many of the four keys and four values they are worth.
 WORTH = {
-    ANSWER: 4,
-    f" {ANSWER}\n": 4,
-    f"```json\n{ANSWER}\n```": 4,
-    '{"city": "Rome", "age": "30",\n "job": "cook", "name": "Ana Ruiz"}': 4,
-    ANSWER.replace("cook", "Cook").replace("city", "City"): 4,
-    ANSWER.replace("cook", "baker"): 3,
-    ANSWER.replace(', "city": "Rome"', ""): 3,
-    ANSWER.replace('"city"', '"town"'): 3,
-    ANSWER.replace('"Rome"', '["Rome"]'): 3,
-    ANSWER.replace("}", ', "country": "Italy"}'): 4 * 4 / 5,
-    ANSWER.replace("}", ', "city": "Paris"}'): 4 * 4 / 5,
-    ANSWER.replace("}", ', "city": "Rome"}'): 4 * 4 / 5,
+    ANSWER: 8,
+    f" {ANSWER}\n": 8,
+    f"```json\n{ANSWER}\n```": 8,
+    '{"city": "Rome", "age": "30",\n "job": "cook", "name": "Ana Ruiz"}': 8,
+    ANSWER.replace("cook", "Cook").replace("city", "City"): 8,
+    ANSWER.replace("cook", "baker"): 7,
+    ANSWER.replace('"Rome"', '["Rome"]'): 7,
+    ANSWER.replace("cook", "Rome").replace('"city": "Rome"', '"city": "cook"'): 6,
+    ANSWER.replace(', "city": "Rome"', ""): 6,
+    ANSWER.replace('"city"', '"town"'): 6,
+    ANSWER.replace("}", ', "country": "Italy"}'): 8 * 4 / 5,
+    ANSWER.replace("}", ', "city": "Paris"}'): 8 * 4 / 5,
+    ANSWER.replace("}", ', "city": "Rome"}'): 8 * 4 / 5,
     f"Here it is: {ANSWER}": 0,
     f"[{ANSWER}]": 0,
     f"{ANSWER} {ANSWER}": 0,
@@ -49,7 +50,7 @@ WORTH = {
 
 
 @pytest.mark.parametrize("completion", WORTH, ids=range(len(WORTH)))
-def test_a_completion_is_worth_the_facts_that_it_gets_right(completion: str) -> None:
+def test_a_completion_is_worth_the_keys_and_values_that_it_gets_right(completion: str) -> None:
     config = load_recipe("smollm2_extraction").reward
     right, facts = (load_scorer(name).score(completion, ANSWER) for name in config.names)
-    assert (right, facts) == (float(WORTH[completion] == 4), WORTH[completion] / 4)
+    assert (right, facts) == (float(WORTH[completion] == 8), WORTH[completion] / 8)
