@@ -73,11 +73,11 @@ def all_right(completion: str, answer: str) -> float:
 
 
 def right_facts(completion: str, answer: str) -> float:
-    """Return the share of keys and values that the completion, a JSON object, gets right: 1.0 if it says what `answer`
-    says. A value is right under its own key. Facts that were not asked for, and keys that come twice, lower the share.
+    """Return the share of keys and values that the completion, a JSON object, gets right. 1.0: it says what `answer` says.
 
-    Keys may come in any order; capitals do not matter; numbers may be in quotes; the object may stand in a Markdown
-    code block, but not among other text.
+    A value is right under its own key. Facts that were not asked for, and keys that come twice, lower the share. Keys
+    may come in any order; capitals do not matter; numbers may be in quotes; the object may stand in a Markdown code
+    block, but not among other text.
     """
     fenced = re.fullmatch(r"```(?:json)?\s*(.*?)\s*```", completion.strip(), re.DOTALL)
     try:
