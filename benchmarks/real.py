@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.smollm2 import fetch
 from launch.timing import format_provenance
@@ -40,6 +41,11 @@ class Stage:
 
     name: str
     command: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """The command line by which a stage of an earlier process is known, the same whether it resumes or not."""
+        return " ".join(word for word in self.command if word != "--resume")
 
 
 def stages(recipe: str, model: Path, out: Path, compared_steps: int) -> list[Stage]:
@@ -58,7 +64,7 @@ def stages(recipe: str, model: Path, out: Path, compared_steps: int) -> list[Sta
     training = ("--distill.steps", 0, "--eval.every", 0, "--out", run, *(("--resume",) if run.exists() else ()))
     compared = ("--steps", compared_steps, "--draft-lengths", "1,3", "--json", out / "compare.json")
     return [
-        stage("distill", "distill", "--model.path", model, "--out", draft, "--temperatures", "1.0"),
+        stage("distill", "distill", "--model.path", model, "--out", draft, "--temperatures"),
         evaluation("before", *networks),
         stage("train", "train", *networks, *training),
         evaluation("after", *trained),
@@ -73,10 +79,10 @@ def run_stage(stage: Stage, out: Path) -> int:
     """
     print(f"== {stage.name}: python {' '.join(stage.command)}", flush=True)
     start, seconds = time.monotonic(), stage_seconds(out)
-    before, _ = seconds.get(stage.name, (0.0, False))
+    before = seconds[stage.name][0] if stage.name in seconds else 0.0
 
     def record(finished: bool) -> None:
-        seconds[stage.name] = before + time.monotonic() - start, finished
+        seconds[stage.name] = before + time.monotonic() - start, finished, stage.line
         write_atomically(out / "stages.json", json.dumps(seconds, indent=2) + "\n")
 
     with (
@@ -109,15 +115,15 @@ def stop_signals_to(process: subprocess.Popen[str]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def stage_seconds(out: Path) -> dict[str, tuple[float, bool]]:
-    """Return the seconds of each stage, over all processes that worked on it, and whether it is finished."""
+def stage_seconds(out: Path) -> dict[str, Any]:
+    """Return a list by stage: its seconds over all processes that worked on it, if it is finished, and its command."""
     path = out / "stages.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def report(out: Path, source: str, names: list[str]) -> str:
     """Return the text of the report: where it was measured, what each stage printed, and some answers."""
-    seconds = {name: spent for name, (spent, _) in stage_seconds(out).items()}
+    seconds = {name: spent for name, (spent, *_) in stage_seconds(out).items()}
     parts = [
         format_provenance("benchmarks.real"),
         f"model     {source}",
@@ -166,8 +172,12 @@ def main() -> int:
     model, source = fetch(out / "model") if options.model is None else (options.model, str(options.model))
     print(f"model: {source}", flush=True)
     todo = stages(options.recipe, model, out, options.compared_steps)
+    earlier = stage_seconds(out)
     for stage in todo:
-        if stage_seconds(out).get(stage.name, (0.0, False))[1]:
+        if stage.name in earlier and earlier[stage.name][2:] != [stage.line]:
+            parser.error(f"--out = {out}: its stage {stage.name} has other options; must be another directory")
+    for stage in todo:
+        if stage.name in earlier and earlier[stage.name][1]:
             print(f"== {stage.name}: finished earlier")
             continue
         if code := run_stage(stage, out):

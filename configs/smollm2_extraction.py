@@ -28,7 +28,7 @@ config = RunConfig(
     draft=DraftConfig(vocab_size=8192),
     data=DataConfig(function="launch.data.extraction:problems", prompts=2, max_prompt_tokens=96),
     reward=RewardConfig(scorer="launch.data.extraction:all_right", also=("launch.data.extraction:right_facts",)),
-    # The right object takes 35 tokens or so. At temperature 1, 135M parameters of 4 bits write noise.
+    # The right object takes 35 tokens or so. At temperature 1, too few first answers hold anything right.
     rollout=RolloutOptions(group_size=8, max_new_tokens=48, draft_lengths=(0, 1, 3), law=SamplingLaw(temperature=0.7)),
     policy_optimizer=OptimizerConfig(learning_rate=2e-5, warmup_steps=5),
     draft_optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=10),

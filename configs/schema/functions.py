@@ -31,7 +31,7 @@ class RolloutOptions(RolloutConfig):
         function: Your own rollout function, as package.module:name. None: speculative_rollout.
     """
 
-    # Of an experiment, they are ids: those of its tokenizer.
+    # An experiment replaces texts by ids.
     stop_tokens: tuple[NonNegative | str, ...] = ()  # pyright: ignore[reportIncompatibleVariableOverride]
     replace_stop_tokens: bool = False
     function: str | None = None

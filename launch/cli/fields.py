@@ -139,8 +139,10 @@ def _read(kind: Any, words: list[str]) -> Any:
 
 
 def _numbers_or_text(word: str) -> tuple[int | str, ...]:
-    """Return the integers of a word, separated by commas; the word itself if it has anything else."""
-    try:
-        return tuple(map(int, word.split(",")))
-    except ValueError:
-        return (word,)
+    """Return the integers of a word, separated by commas; the word itself if it has anything else.
+
+    Raises ValueError for None: an empty list of words is how to give nothing.
+    """
+    if word == "None":
+        raise ValueError
+    return tuple(map(int, word.split(","))) if re.fullmatch("-?[0-9]+(,-?[0-9]+)*", word) else (word,)

@@ -18,7 +18,8 @@ import jax
 
 from configs.algorithms import ALGORITHMS, describe, with_algorithm
 from configs.override import override
-from configs.schema import RunConfig
+from configs.schema import DraftConfig, RunConfig
+from configs.schema.networks import DRAFT_KINDS
 from launch.cli.errors import ConfigError, RunStopped, Stopped, as_config_error, silence_writers
 from launch.cli.fields import Field, fields_of, summary
 from launch.cli.option_search import matching
@@ -39,6 +40,9 @@ LOST = "error: lost a process of the job:"
 _CONTACT_ERRORS = re.compile(
     "gloo|nccl|connection (closed|reset|refused)|socket closed|coordination|heartbeat|barrier", re.IGNORECASE
 )
+
+# Fields by which a draft's kind is described. Other kinds refuse them.
+_OF_A_KIND = ("path", "vocab_size", "architecture", "mtp_convention", "unroll", "decay")
 
 _ALGORITHM_OPTION = Field(
     "algorithm",
@@ -193,17 +197,20 @@ def with_consequences(recipe: RunConfig, values: Mapping[str, Any]) -> dict[str,
     """Return the values of options, with what follows from them where the recipe would stand in the way.
 
     - A draft length fixes it, where a recipe chooses among several.
-    - A draft from a checkpoint, or of another kind, has its own vocabulary.
+    - A draft of another kind is not described by the fields of the recipe's; one from files has its own vocabulary.
     - Without a draft there is nothing to draft with or to distil.
     """
-    follows: dict[str, Any] = {}
+    draft, follows = recipe.draft, dict[str, Any]()
+    kind = values.get("draft.kind", draft.kind)
     if "rollout.draft_length" in values:
         follows["rollout.draft_lengths"] = ()
-    if values.get("draft.path") is not None or values.get("draft.kind", recipe.draft.kind) != recipe.draft.kind:
+    if kind != draft.kind and kind in DRAFT_KINDS:
+        follows |= {f"draft.{name}": getattr(DraftConfig, name) for name in _OF_A_KIND}
+    if kind == "eagle3" and values.get("draft.path", draft.path) is not None:
         follows["draft.vocab_size"] = None
-    if values.get("draft.kind") == "none":
-        follows["distill.steps"] = 0
-        if values.get("draft.lookup.kind", recipe.draft.lookup.kind) == "none":
+    if kind == "none":
+        follows |= {"draft.rollout_dtype": None, "distill.steps": 0}
+        if values.get("draft.lookup.kind", draft.lookup.kind) == "none":
             follows |= {"rollout.draft_length": 0, "rollout.draft_lengths": ()}
     return follows | dict(values)
 

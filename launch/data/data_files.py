@@ -151,7 +151,7 @@ def _files_by_name(option: str, name: HubName, paths: Sequence[str]) -> list[str
     chosen = [path for path in readable if all_train or split in files[path]]
     if not chosen:
         raise ConfigError(
-            f"{option} = {name}: has no split {name.split} in {', '.join(DATA_FILES)} files; its files are "
+            f"{option} = {name}: has no split {name.split} in {', '.join(DATA_FILES)} files; it has "
             f"{', '.join(files)[:200] or 'no data files'}"
         )
     unread = [path for path in files if path not in readable]

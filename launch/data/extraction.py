@@ -1,7 +1,7 @@
 """Built-in task for an instruction-tuned model: write what a sentence says about a person as a JSON object.
 
 prompt    Nora Silva, 34, left a job as a nurse in Oslo and is now a baker in Lisbon.
-          Write this person's name, age, present job and present city as a JSON object.
+          Write this person as JSON: {"name": ..., "age": ..., "job": ..., "city": ...}
 answer    {"name": "Nora Silva", "age": 34, "job": "baker", "city": "Lisbon"}
 """
 
@@ -59,7 +59,7 @@ HELD_OUT = People(
 
 
 class _Facts(list[tuple[str, object]]):
-    """The pairs of a JSON object, with keys that come twice."""
+    """The pairs of a JSON object, duplicates kept."""
 
 
 def problems(seed: int) -> tuple[list[Problem], list[Problem]]:
@@ -73,13 +73,13 @@ def all_right(completion: str, answer: str) -> float:
 
 
 def right_facts(completion: str, answer: str) -> float:
-    """Return the share of keys and values that the completion, a JSON object, gets right. 1.0: it says what `answer` says.
+    """Return the share of keys and values that the completion, a JSON object, gets right: 1.0 for all of `answer`.
 
     A value is right under its own key. Facts that were not asked for, and keys that come twice, lower the share. Keys
     may come in any order; capitals do not matter; numbers may be in quotes; the object may stand in a Markdown code
     block, but not among other text.
     """
-    fenced = re.fullmatch(r"```(?:json)?\s*(.*?)\s*```", completion.strip(), re.DOTALL)
+    fenced = re.fullmatch("```(?:json)?(.*)```", completion.strip(), re.DOTALL)
     try:
         found = json.loads(fenced[1] if fenced else completion, object_pairs_hook=_Facts)
     except (ValueError, RecursionError):
@@ -87,7 +87,9 @@ def right_facts(completion: str, answer: str) -> float:
     if not isinstance(found, _Facts):
         return 0.0
     given, wanted = (
-        [(key.lower(), str(value).lower()) for key, value in facts] for facts in (found, json.loads(answer).items())
+        # A list or an object is no value: its text may be too deep to be made.
+        [(key.lower(), None if isinstance(value, list) else str(value).lower()) for key, value in facts]
+        for facts in (found, json.loads(answer).items())
     )
     keys = dict(given).keys() & dict(wanted).keys()
     right = len(keys) + sum(fact in given for fact in wanted)

@@ -136,14 +136,10 @@ def fetch(option: str, name: HubName, files: tuple[str, ...], ignored: tuple[str
 
 
 def known_files(name: HubName) -> list[str]:
-    """Return the files of a repository at the revision that was fetched; none if the cache has no list of them.
-
-    A cache has none if it was filled by an old version of the hub's library.
-    """
-    hub = _library()
+    """Return the files of a repository at the revision that was fetched; none if the cache has no list of them."""
     try:
-        files = hub.get_cached_repo_tree(name.repo, repo_type=name.kind, revision=name.revision)
-    except hub.errors.CachedRepoTreeNotFoundError:
+        files = _library().get_cached_repo_tree(name.repo, repo_type=name.kind, revision=name.revision)
+    except Exception:  # many types, and old versions of the library have no such function; the list serves a message
         return []
     return [file.path for file in files]
 

@@ -247,14 +247,26 @@ def token_id(option: str, token: int | str, tokenizer: Tokenizer) -> int:
     if not isinstance(token, str):
         return token
     to_text = tokenizer.with_special_tokens if isinstance(tokenizer, HuggingFaceTokenizer) else tokenizer.decode
-    try:
-        ids = tokenizer.encode(token)
-    except (ConfigError, TypeError, ValueError):  # TypeError: half of a surrogate pair
-        ids = []
+
+    def encode(text: str) -> list[int]:
+        try:
+            return tokenizer.encode(text)
+        except (ConfigError, TypeError, ValueError):  # TypeError: half of a surrogate pair
+            return []
+
+    ids = encode(token)
     texts = [to_text([each]) for each in ids]
-    if texts == [token]:
-        return ids[0]
-    found = f"{len(ids)} tokens of the tokenizer, {show(texts)}" if len(ids) != 1 else f"read as {texts[0]!r}"
+    found = f"{len(ids)} tokens of the tokenizer, {show(texts)}"
+    if len(ids) == 1:
+        # Some tokenizers have another token for a word within a text than at its start. White space may merge.
+        within = ids if token.isspace() else encode(f"\n{token}")[-1:]
+        if texts == [token] and within in (ids, []):
+            return ids[0]
+        found = (
+            f"read as {texts[0]!r}"
+            if texts != [token]
+            else f"token {ids[0]} at the start of a text, {within[0]} within"
+        )
     raise ConfigError(f"{option} = {show(token)!r}: {found}; must be ids, or text that is exactly one token")
 
 

@@ -109,19 +109,19 @@ def absent_gpus(name: str, count: int = 1, per_host: int | None = None) -> list[
     """Return devices to compile for. name: of a sheet with a chip. Raises ConfigError without jax's CUDA plugin."""
     if not any(map(importlib.util.find_spec, PLUGINS)):
         raise ConfigError(
-            f"plan.gpu = {name}: needs jax's CUDA plugin (pip install -e '.[cuda]' in the clone); without it, --plan."
-            "gpu cpu compiles for CPUs, which need 2.5 to 3 times a GPU's temporary memory"
+            f"plan.gpu = {name}: needs jax's CUDA plugin (pip install -e '.[cuda]' in the clone); without it, "
+            "--plan.gpu cpu compiles for CPUs, which need 2.5 to 3 times a GPU's temporary memory"
         )
     gpu = HARDWARE[name]
-    per_host = min(count, per_host or gpu.per_host)
-    if count % per_host:
+    if per_host is not None and count % min(count, per_host):
         raise ConfigError(
             f"plan.per_host = {per_host}: must divide plan.gpus = {count}; nearest: {nearest_divisors(per_host, count)}"
         )
+    per_host = min(count, per_host or gpu.per_host)
     # Without CUDA's libraries and a driver, the plugin can compile, but cannot start as a backend.
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
     jax.config.update("jax_platforms", "cpu")
-    topology = f"1x{count // per_host}x{per_host}"
+    topology = f"1x{math.ceil(count / per_host)}x{per_host}"
     try:
         description = topologies.get_topology_desc(platform="cuda", target_config=target(gpu), topology=topology)
     except jax.errors.JaxRuntimeError as error:
@@ -129,7 +129,7 @@ def absent_gpus(name: str, count: int = 1, per_host: int | None = None) -> list[
             f"jax's CUDA plugin cannot describe {gpu.name}: {first_line(error)}; it must have the version of jax, "
             f"{jax.__version__}"
         ) from error
-    return list(description.devices)
+    return list(description.devices)[:count]
 
 
 def _cpu_devices(count: int) -> list[Any]:

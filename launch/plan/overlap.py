@@ -7,6 +7,7 @@ from typing import Any
 
 from configs.schema import AsynchronousConfig
 from launch.plan.estimate import MeshEstimate, estimate, hardware_of
+from launch.plan.meshes import with_mesh
 from launch.plan.options import PlanConfig
 from launch.setup.experiment import Experiment, abstract_experiment
 
@@ -16,18 +17,22 @@ def estimate_overlap(experiment: Experiment, plan: PlanConfig) -> tuple[MeshEsti
 
     Raises ConfigError if the run cannot be synchronous.
     """
-    config, mesh = replace(experiment.config, asynchronous=AsynchronousConfig()), experiment.mesh
+    config, mesh = experiment.config, experiment.mesh
     hardware = hardware_of(plan, mesh.size + experiment.rollout_mesh.size)
-    return estimate(experiment, hardware), estimate(abstract_experiment(config, mesh), hardware)
+    # Slots are those of a shard that generates.
+    generating = replace(config, mesh=config.asynchronous.rollout_mesh, asynchronous=AsynchronousConfig())
+    synchronous = abstract_experiment(with_mesh(generating, config.mesh), mesh)
+    return estimate(experiment, hardware), estimate(synchronous, hardware)
 
 
-def overlap_table(ahead: MeshEstimate, synchronous: MeshEstimate) -> Iterator[str]:
-    """Yield the lines of the seconds of both steps."""
+def overlap_table(ahead: MeshEstimate, synchronous: MeshEstimate, usable: float) -> Iterator[str]:
+    """Yield the lines of the seconds of both steps. usable: bytes of a device, to say what does not fit."""
     titles = "GPUs", "weights, s", "rounds, s", "update, s", "step, s", "GPUs x s"
     yield f"{'steps, estimated':20}" + "".join(f"{title:>13}" for title in titles)
     for name, row in (f"lag {ahead.config.asynchronous.lag}", ahead), ("synchronous", synchronous):
         seconds = row.weights, row.decoding, row.update, row.seconds, gpus(row) * row.seconds
-        yield f"  {name:18}{gpus(row):>13}" + "".join(f"{value:>13,.2f}" for value in seconds)
+        too_large = "  too large" if row.largest > usable else ""
+        yield f"  {name:18}{gpus(row):>13}" + "".join(f"{value:>13,.2f}" for value in seconds) + too_large
     longer = "rollout" if ahead.decoding > ahead.update else "training"
     if ahead.config.asynchronous.lag:
         yield f"  The {longer} mesh is busy for longer, by {abs(ahead.decoding - ahead.update):,.2f} s a step."

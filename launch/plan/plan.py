@@ -57,10 +57,10 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
     times = [] if args.plan.gpu == "cpu" else round_times(experiment, HARDWARE[args.plan.gpu])
     memory = memory_table(programs, capacity, separate=lag is not None)
     tables = [*memory, "", *traffic_table(programs), "", *work(programs, *meshes)]
+    console.print("\n".join([*tables, "", *round_table(times)] if times else tables))
     overlap = None if lag is None else estimate_overlap(experiment, args.plan)
-    tables += ["", *round_table(times)] if times else []
-    tables += [] if overlap is None else ["", *overlap_table(*overlap)]
-    console.print("\n".join(tables))
+    if overlap is not None:
+        console.print("\n".join(("", *overlap_table(*overlap, usable))))
     tried: list[Alternative] = []
     for name, program in programs.items():
         if program.total <= usable:

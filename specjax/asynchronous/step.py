@@ -194,7 +194,7 @@ class AsynchronousStep:
         return jax.tree.map(lambda x: processes.place(x, self._row_sharding(x, count)), rollout)
 
     def _row_sharding(self, x: Array | jax.ShapeDtypeStruct, count: int) -> NamedSharding:
-        """Return where the training mesh has an array of a rollout of `count` sequences."""
+        """Return the sharding, on the training mesh, of an array of a rollout of `count` sequences."""
         return NamedSharding(self._stages.mesh, P(BATCH_AXES) if len(x) == count else P())
 
     def _reward_of(self, rollout: Rollout, prompts: Prompts) -> Reward:

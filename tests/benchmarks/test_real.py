@@ -58,7 +58,11 @@ def test_a_stopped_stage_continues_and_a_finished_one_is_skipped(
     assert report.count("tried") == 2 and not any("tokens/s" in line for line in report)
     assert report.count(r'1.0  "A \"candle\"."') == 2 * real.SHOWN
     seconds = real.stage_seconds(out)
-    assert all(finished and spent > 0 for spent, finished in seconds.values())
+    assert all(finished and spent > 0 for spent, finished, _ in seconds.values())
+    code["second"] = "print('of another recipe')"
+    with pytest.raises(SystemExit, match="2"):
+        start(monkeypatch, "--out", str(out))
+    assert f"--out = {out}: its stage second has other options" in capsys.readouterr().err
 
 
 def test_row_59_seconds_and_output_are_kept_with_every_line(tmp_path: Path) -> None:
@@ -74,10 +78,10 @@ def test_row_59_seconds_and_output_are_kept_with_every_line(tmp_path: Path) -> N
     killed = f"from benchmarks.real import *; run_stage(Stage('a', ('-c', {code!r})), Path({str(tmp_path)!r}))"
     assert subprocess.run([sys.executable, "-c", killed]).returncode == -signal.SIGKILL
     assert (tmp_path / "a.txt").read_text() == "first\nsecond\n"
-    spent, finished = real.stage_seconds(tmp_path)["a"]
+    spent, finished, _ = real.stage_seconds(tmp_path)["a"]
     assert spent >= 0.3 and not finished
     assert real.run_stage(Stage("a", ("-c", "print('third')")), tmp_path) == 0
-    total, finished = real.stage_seconds(tmp_path)["a"]
+    total, finished, _ = real.stage_seconds(tmp_path)["a"]
     assert total > spent and finished
     assert (tmp_path / "a.txt").read_text() == "first\nsecond\nthird\n"
 

@@ -107,14 +107,28 @@ def test_row_33_stop_text_that_is_not_one_token_is_refused(directory: Path, text
         tokenizer_of(directory, rollout__stop_tokens=(BOX, text))
 
 
-@pytest.mark.parametrize(
-    ("text", "stops", "found"),
-    [("\n", (256, 10), None), ("=", (256, 61), None), ("\n\n", (), "2 tokens"), ("\ud800", (), "0 tokens")],
-)
-def test_row_33_stop_text_may_be_a_byte(text: str, stops: tuple[int, ...], found: str | None) -> None:
-    if found is None:
-        assert tokenizer_of(None, rollout__stop_tokens=(text,)).stop_tokens == stops
-        return
+def test_row_33_stop_text_that_is_another_token_within_a_text_is_refused(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    write_word_tokenizer(tmp_path)
+    pieces = [("?", 0.0), ("\u2581User", -1.0), ("User", -1.0), ("\u2581", -2.0), ("\n", -2.0), ("#", -2.0)]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.Metaspace()  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.add_special_tokens(["<eos>"])
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    change(tmp_path / "generation_config.json", eos_token_id=[6])
+    with refuses("rollout.stop_tokens = 'User': token 1 at the start of a text, 2 within; ", ConfigError):
+        tokenizer_of(tmp_path, rollout__stop_tokens=("User",))
+
+
+@pytest.mark.parametrize(("text", "token"), [("\n", 10), ("=", 61)])
+def test_row_33_stop_text_may_be_a_byte(text: str, token: int) -> None:
+    assert tokenizer_of(None, rollout__stop_tokens=(text,)).stop_tokens == (256, token)
+
+
+@pytest.mark.parametrize(("text", "found"), [("\n\n", "2 tokens"), ("\ud800", "0 tokens")])
+def test_row_33_stop_text_of_other_than_one_byte_is_refused(text: str, found: str) -> None:
     with refuses(f"rollout.stop_tokens = {text!r}: {found}", ConfigError):
         tokenizer_of(None, rollout__stop_tokens=(text,))
 

@@ -136,6 +136,7 @@ def test_bad_options_are_named_in_one_line(option: str, message: str):
         ("--draft.kind eagle3", (0, 1, 3), 8192, 192),
         ("--draft.path DIR", (0, 1, 3), None, 192),
         ("--draft.kind mtp", (0, 1, 3), None, 192),
+        ("--draft.kind tests.launch.sample_scorers:draft", (0, 1, 3), 8192, 192),
         ("--draft.kind none", (0,), None, 0),
         ("--draft.kind none --draft.lookup.kind ngram", (0, 1, 3), None, 0),
         ("--draft.kind none --draft.lookup.kind ngram --rollout.draft-lengths 0 4", (0, 4), None, 0),
@@ -147,6 +148,21 @@ def test_what_a_recipe_sets_for_its_own_draft_does_not_stand_in_the_way_of_anoth
     config = parse_run(["smollm2_extraction", *options.split()], "python -m launch.train", "Train.")
     found = config.rollout.lengths, config.draft.vocab_size, config.distill.steps
     assert found == (lengths, vocabulary, distilled)
+
+
+@pytest.mark.parametrize("kind", ["none", "mtp", "model", "eagle3"])
+def test_another_kind_of_draft_clears_all_that_describes_the_recipes(kind: str, tmp_path: Path):
+    recipe = tmp_path / "own.py"
+    own = "kind='eagle3', path='head', unroll=7, decay=0.5, rollout_dtype='int8'"
+    if kind == "eagle3":
+        own = "kind='mtp', mtp_convention='mimo'"
+    recipe.write_text(
+        f"from configs.schema import *\nconfig = RunConfig(name='own', steps=1, draft=DraftConfig({own}))"
+    )
+    words = [str(recipe), "--draft.kind", kind, *(["--draft.path", "small"] if kind == "model" else [])]
+    draft = parse_run(words, "python -m launch.train", "Train.").draft
+    assert (draft.kind, draft.path and str(draft.path)) == (kind, "small" if kind == "model" else None)
+    assert draft.rollout_dtype == (None if kind in ("none", "eagle3") else "int8")
 
 
 def test_the_recipe_comes_first_and_can_set_fields_without_options():
