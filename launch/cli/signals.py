@@ -70,5 +70,6 @@ class StopSignals:
             self._here = signal.Signals(data[0])
             processes.tell_primary(TOPIC, str(data[0]))
             self._say(
-                f"{self._here.name}: finishing the current step, then saving and exiting; a second one exits at once"
+                f"{self._here.name}: finishing what runs (a step, an evaluation, compiling), then saving and exiting; "
+                "a second one exits at once"
             )

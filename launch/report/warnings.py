@@ -36,11 +36,17 @@ def warnings(run: RunRecords, directory: Path) -> list[tuple[str, str]]:
 
     directory: of the run, for the commands that alarms name.
     """
-    by_step = sorted([*run.events_of("warning"), *_draft_alarms(run, directory), *_bad_steps(run)])
+    # A run that went on after a stop is no longer stopped.
+    events = ((step, text) for step, text in run.events_of("warning") if not _went_on(run, step, text))
+    by_step = sorted([*events, *_draft_alarms(run, directory), *_bad_steps(run)])
     lines = [text if f"step {step}" in text else f"step {step}: {text.strip()}" for step, text in by_step]
     lines = [*run.damaged, *lines]
     lines = [*lines[:MOST], f"and {len(lines) - MOST} more"] if len(lines) > MOST else lines
     return [(line, _section(line)) for line in lines]
+
+
+def _went_on(run: RunRecords, step: int, text: str) -> bool:
+    return text.startswith("stopped after") and any(later > step for later in run.steps)
 
 
 def _section(line: str) -> str:

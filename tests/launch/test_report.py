@@ -218,6 +218,14 @@ def test_warnings_are_read_back_with_their_steps(tmp_path: Path):
     )
 
 
+def test_a_run_that_went_on_after_a_stop_is_not_said_to_be_stopped(tmp_path: Path):
+    write_run(tmp_path, 3, reward__mean=[0.0, 0.0, 0.0])
+    stops = [{"step": step, "warning": f"stopped after step {step}; .."} for step in (1, 3)]
+    write_lines(tmp_path / "diary.jsonl", stops)
+    said = [line for line, _ in warnings(read_run(tmp_path), tmp_path) if "stopped" in line]
+    assert said == ["stopped after step 3; .."]
+
+
 def test_a_run_that_has_not_begun_or_was_killed_has_a_report_too(tmp_path: Path):
     run = write_run(tmp_path / "run", 0)
     assert data_of(write_report(run))["metrics"] == {}
