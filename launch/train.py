@@ -101,6 +101,8 @@ def train(
         cells = [] if continuing else given_cells(experiment)
         costs = CostTable(experiment, directory / COST_TABLE, cells, replayed=config.cost_table is not None)
     record_config(directory, config, report=console.print)
+    if config.resume and not continuing:
+        console.print(f"{directory} has no checkpoint: what ran before its first one runs again")
     console.print("\n".join(summarize(experiment, continuing)))
     checkpoints, (keep, best) = directory / CHECKPOINTS, (config.checkpoint.keep, config.checkpoint.best)
     with wandb_log(config, directory) as wandb, Checkpointer(checkpoints, keep, best, experiment.mesh) as saves:
