@@ -16,6 +16,7 @@ from launch.cli.errors import ConfigError, Stopped, as_config_error
 from launch.cli.fields import fields_of
 from launch.cli.hosts import join_hosts
 from launch.cli.long_phases import LongPhases
+from launch.cli.microbatches import with_fitting_microbatches
 from launch.cli.options import use_compile_cache, with_consequences
 from launch.cli.recipe_options import RECIPE_ONLY, reads
 from launch.cli.recipes import load_recipe
@@ -138,6 +139,8 @@ def train(
     with as_config_error():
         recipe = load_recipe("own_data")
         config = override(recipe, with_consequences(recipe, values | given))
+        if "microbatches" not in given:
+            config = with_fitting_microbatches(config)
         check_groups(config)
     result = run(join_hosts(config), reward_of)
     if result.signal is not None:

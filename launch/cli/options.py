@@ -22,6 +22,7 @@ from configs.schema import DraftConfig, RunConfig
 from configs.schema.networks import DRAFT_KINDS
 from launch.cli.errors import ConfigError, RunStopped, Stopped, as_config_error, silence_writers
 from launch.cli.fields import Field, fields_of, summary
+from launch.cli.microbatches import with_fitting_microbatches
 from launch.cli.option_search import matching
 from launch.cli.parser import Parser
 from launch.cli.recipe_options import RECIPE_ONLY, TRAIN, reads
@@ -138,7 +139,8 @@ def parse_run_and(
     """Parse as `parse_run` does, for a program that also has its own options: the fields of the dataclass `kind`.
 
     In programs that read the loss, --algorithm changes the recipe before the other options, and prints what it set.
-    Programs that read the advantage refuse groups of one sample if the baseline is the group.
+    Programs that read the advantage refuse groups of one sample if the baseline is the group. A recipe's number of
+    microbatches becomes the largest that the batch allows; one that is given must divide it.
 
     reading:  the recipe's options that the program reads (launch.cli.recipe_options) and therefore accepts.
     defaults: fields of the recipe that have another default in this program.
@@ -186,6 +188,8 @@ def parse_run_and(
         required = {field.path: program_values.pop(field.path) for field in programs_own if field.default is MISSING}
         options = override(kind(**required), program_values)
         config = override(recipe, values) if algorithm is None else with_algorithm(recipe, algorithm, values)
+        if "microbatches" not in values:
+            config = with_fitting_microbatches(config)
         if reads(reading, "advantage"):
             check_groups(config)
     if algorithm is not None:

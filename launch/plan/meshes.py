@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
+from launch.cli.microbatches import with_fitting_microbatches
 from launch.plan.devices import mesh_over, planned_devices
 from launch.plan.estimate import MeshEstimate, estimate, hardware_of
 from launch.plan.options import PlanConfig
@@ -93,15 +94,9 @@ def with_mesh(config: RunConfig, mesh: MeshConfig) -> RunConfig:
 
     A data shard of half the devices has half the slots: their caches take about the same memory per device.
     """
-    groups = config.selection.groups or config.data.prompts
     ratio = config.mesh.data * config.mesh.fsdp / (mesh.data * mesh.fsdp)
     phases = tuple((max(round(slots * ratio), 1), window) for slots, window in config.rollout.phases)
-    sequences = groups * config.rollout.group_size // (mesh.data * mesh.fsdp * config.updates.minibatches)
-    microbatches = min(config.microbatches, max(sequences, 1))
-    while sequences % microbatches:
-        microbatches -= 1
-    rollout = replace(config.rollout, phases=phases)
-    return replace(config, mesh=mesh, microbatches=microbatches, rollout=rollout)
+    return with_fitting_microbatches(replace(config, mesh=mesh, rollout=replace(config.rollout, phases=phases)))
 
 
 def mesh_options(config: RunConfig, recipe: RunConfig) -> str:

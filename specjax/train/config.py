@@ -29,7 +29,8 @@ class TrainConfig(Options):
         policy_optimizer:    Optimiser of the policy.
         draft_optimizer:     Optimiser of the draft.
         updates:             Updates per rollout.
-        microbatches:        Microbatches per update; the gradient is the same.
+        microbatches:        Microbatches per update; the gradient is the same. A recipe's number falls to one that
+                             divides the batch, a given one must divide it.
         reference_every:     Steps between updates of the reference policy; 0: fixed.
         gap_alarm:           Log-prob gap that alarms; of a sequence, 10 times it.
         ladder:              Sequence-length buckets, ascending. Rows are sorted, and each microbatch is cut to the

@@ -128,6 +128,27 @@ def test_bad_options_are_named_in_one_line(option: str, message: str):
 
 
 @pytest.mark.parametrize(
+    ("options", "microbatches"),
+    [
+        ("", 64),
+        ("--data.prompts 2", 16),
+        ("--data.prompts 9 --rollout.group-size 8", 36),
+        ("--data.prompts 2 --microbatches 64", 64),
+        ("--mesh.data 2 --mesh.fsdp 4", 32),
+        ("--asynchronous.lag 1 --mesh.fsdp 8 --asynchronous.rollout-mesh.fsdp 2", 32),
+        ("--selection.groups 4", 32),
+        ("--algorithm dapo --selection.groups 4", 32),
+        ("--updates.minibatches 8", 32),
+        # Refused for the numbers that do not divide: the microbatches are not to be named too.
+        ("--data.prompts 6 --mesh.fsdp 32", 1),
+        ("--updates.minibatches 3", 1),
+    ],
+)
+def test_the_microbatches_of_a_recipe_fit_the_batch(options: str, microbatches: int):
+    assert run("own_data", *options.split()).microbatches == microbatches
+
+
+@pytest.mark.parametrize(
     ("options", "lengths", "vocabulary", "distilled"),
     [
         ("", (0, 1, 3), 8192, 192),

@@ -46,6 +46,8 @@ def configs(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
         ({"rollout.draft_length": 2}, "rollout.draft_lengths", ()),
         ({"rollout.draft-length": 2, "rollout.draft-lengths": [0, 2]}, "rollout.draft_lengths", (0, 2)),
         ({"draft.kind": "none"}, "rollout.draft_lengths", ()),
+        ({"data.prompts": 2}, "microbatches", 16),
+        ({"data.prompts": 2, "microbatches": 64}, "microbatches", 64),
         ({"rollout.phases": [[4, 2048], [1, 4096]]}, "rollout.phases", ((4, 2048), (1, 4096))),
         ({"data.chat_template_kwargs": {"x": [1]}}, "data.chat_template_kwargs", {"x": [1]}),
     ],
