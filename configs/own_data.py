@@ -6,7 +6,7 @@ r"""Your own data: `python -m launch.train own_data --model.path MODEL --data.tr
   `--data.instruction '{prompt} Put your final answer within \boxed{{}}.'`, or `--data.system-prompt`.
 - `python -m launch.generate own_data --model.path MODEL --data.train FILE --samples 0` shows the first prompt as the
   model is asked.
-- Held out: the last 256 problems, or the file `--data.held-out`.
+- Held out: the last 256 problems, or a fifth if that is fewer, or the file `--data.held-out`.
 - Reward: math, which compares the boxed number or expression, or else the last one. `--reward.scorer` takes others.
 """
 

@@ -42,7 +42,8 @@ class DataConfig(Options):
         function:          Your own problems, as package.module:name. It takes the seed and returns two lists of
                            Problem, for training and held out.
         held_out:          Problems to evaluate on. None: those of `function`, or the last of train.
-        held_out_count:    Number of training problems to hold out if held_out and function are None.
+        held_out_count:    Number of training problems to hold out if held_out and function are None. None: 256, or a
+                           fifth of them if that is fewer.
         prompt_field:      Field of the problem: text or a list of messages. a.b is field b within field a.
         answer_field:      Field of the answer: text or a number.
         solution_field:    Field of a worked solution, for the warm-up. None: no solutions.
@@ -61,7 +62,7 @@ class DataConfig(Options):
     train: Paths | None = None
     function: str | None = None
     held_out: Paths | None = None
-    held_out_count: Positive = 256
+    held_out_count: Positive | None = None
     prompt_field: str = "question"
     answer_field: str = "answer"
     solution_field: str | None = None

@@ -14,6 +14,9 @@ from launch.data.records import read_records
 
 logger = logging.getLogger(__name__)
 
+# Problems that are held out by default, of at least 5 times as many.
+HELD_OUT_COUNT = 256
+
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
@@ -130,11 +133,20 @@ def _folded(text: str) -> str:
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
-def split(problems: Sequence[Problem], held_out: int) -> tuple[list[Problem], list[Problem]]:
+def split(problems: Sequence[Problem], held_out: int | None) -> tuple[list[Problem], list[Problem]]:
     """Return (train, held-out). The last `held_out` problems are held out.
+
+    held_out: None takes HELD_OUT_COUNT, or a fifth of the problems if that is fewer, at least 1.
 
     Drops training problems whose question is held out. Logs how many there were.
     """
+    if held_out is None:
+        held_out = max(min(HELD_OUT_COUNT, len(problems) // 5), 1)
+    if len(problems) < 2:
+        raise ConfigError(
+            f"data.held_out_count = {held_out}: of {len(problems)} problem(s) none can be held out; must be at least 2 "
+            "problems, or set data.held_out"
+        )
     if not 0 < held_out < len(problems):
         raise ConfigError(
             f"data.held_out_count = {held_out}: must be between 1 and {len(problems) - 1} for {len(problems)} problems"

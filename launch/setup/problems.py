@@ -116,8 +116,8 @@ def build_problems(config: RunConfig) -> Problems:
         held_out = load_problems(data.held_out, config, "data.held_out", distinct=True)
     owner = f"data.function = {data.function}" if data.held_out is None else f"data.held_out = {data.held_out}"
     if held_out is None:
-        owner = f"data.held_out_count = {data.held_out_count}"
         problems, held_out = split(problems, data.held_out_count)
+        owner = f"data.held_out_count = {len(held_out)}"
     if (leak := describe_leak(problems, held_out)) is not None:
         logger.warning("%s: %s", owner, leak)
     return Problems(problems, held_out)

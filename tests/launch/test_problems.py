@@ -99,6 +99,11 @@ def test_split_never_overlaps():
     train, held_out = split(problems, 3)
     assert held_out == problems[7:]
     assert [problem.prompt for problem in train] == ["3", "4", "5", "6"]
+    for count, fewest in ((2, 1), (9, 1), (59, 11), (2000, 256)):
+        numbered = [Problem(prompt=str(i), answer="") for i in range(count)]
+        assert [len(part) for part in split(numbered, None)] == [count - fewest, fewest]
+    with refuses("data.held_out_count = 1: ", ConfigError):
+        split(problems[:1], None)
     for held in (0, 10, -1):
         with refuses(f"data.held_out_count = {held}: ...1...9", ConfigError):
             split(problems, held)
