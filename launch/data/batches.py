@@ -27,12 +27,14 @@ class PromptTable:
         ids:        int32 [rows], index of each prompt's problem in the list.
         max_length: tokens to which a batch is padded.
         dropped:    number of problems whose prompt is empty or too long.
+        too_long:   tokens of each prompt that is too long, ascending.
     """
 
     rows: tuple[list[int], ...]
     ids: np.ndarray
     max_length: int
     dropped: int
+    too_long: tuple[int, ...] = ()
 
     @classmethod
     def build(
@@ -51,7 +53,18 @@ class PromptTable:
             ids=np.array(ids, np.int32),
             max_length=max_length,
             dropped=len(prompts) - len(ids),
+            too_long=tuple(sorted(len(prompt) for prompt in prompts if len(prompt) > max_length)),
         )
+
+    def check_max_length(self) -> None:
+        """Raise ConfigError if all prompts that are not empty are too long."""
+        if not self.rows and self.too_long:
+            count, shortest, longest = len(self.too_long), self.too_long[0], self.too_long[-1]
+            kind = "prompts" if count == self.dropped else "non-empty prompts"
+            raise ConfigError(
+                f"data.max_prompt_tokens = {self.max_length}: all {count} {kind} are longer, the shortest has "
+                f"{shortest} tokens; must be at least {shortest}, or {longest} to keep all"
+            )
 
     def first(self, count: int) -> "PromptTable":
         """Return the table of the first `count` usable prompts."""
@@ -108,6 +121,7 @@ def prompt_pipeline(table: PromptTable, batch_size: int, seed: int) -> PromptPip
     An epoch drops the prompts that do not fill a batch. So an id occurs at most once in a batch and in an epoch.
     Raises ConfigError if the table holds fewer than `batch_size` prompts, or if `seed` is out of range.
     """
+    table.check_max_length()
     if not 0 < batch_size <= len(table.rows):
         raise ConfigError(
             f"data.prompts = {batch_size}: must be between 1 and {len(table.rows)}, the usable prompts "
@@ -136,6 +150,7 @@ def fixed_batches(table: PromptTable, batch_size: int) -> list[Prompts]:
     Filler rows complete the last batch: copies of the first prompts, with ids -1, -2, .. Count only rows with
     `id >= 0`. Raises ConfigError if the table is empty.
     """
+    table.check_max_length()
     if not table.rows:
         raise ConfigError(
             f"data.max_prompt_tokens = {table.max_length}: all {table.dropped} prompts are empty or too long"

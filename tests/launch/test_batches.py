@@ -116,11 +116,16 @@ ONE, LONG = Problem(prompt="1+1=", answer="2", solution="#2"), Problem(prompt="9
 
 def test_refusals():
     worked_solutions([ONE] * 99, TOKENIZER, length=7, vocab_size=257)
-    fits = "data.max_prompt_tokens + rollout.max_new_tokens"
+    fits, long = "data.max_prompt_tokens + rollout.max_new_tokens", "data.max_prompt_tokens = 4: all"
     for message, run in {
         "data.prompts = 6: ...1...5": lambda: prompt_pipeline(numbers(5), 6, seed=0),
         "seed = -1: ": lambda: prompt_pipeline(numbers(5), 2, seed=-1),
         "data.max_prompt_tokens = 4: ": lambda: fixed_batches(numbers(0), 2),
+        f"{long} 2 prompts...5 tokens; must be at least 5, or 6": lambda: prompt_pipeline(
+            table("6" * 6, "5" * 5), 1, 0
+        ),
+        f"{long} 1 non-empty prompts...5 tokens": lambda: fixed_batches(table("", "abcde"), 1),
+        "data.prompts = 1: ...1...0": lambda: prompt_pipeline(table("", ""), 1, 0),
         "warmup.steps: ...0...solution": lambda: worked_solutions([Problem(prompt="x", answer="")], TOKENIZER, 7, 257),
         f"{fits} = 7: ...8...99": lambda: worked_solutions([*[ONE] * 99, LONG], TOKENIZER, 7, 257),
     }.items():
