@@ -56,6 +56,11 @@ class PromptTable:
             too_long=tuple(sorted(len(prompt) for prompt in prompts if len(prompt) > max_length)),
         )
 
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest usable prompt; 0 if there is none."""
+        return max(map(len, self.rows), default=0)
+
     def check_max_length(self) -> None:
         """Raise ConfigError if all prompts that are not empty are too long."""
         if not self.rows and self.too_long:

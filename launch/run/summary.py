@@ -10,6 +10,8 @@ from launch.setup.experiment import Experiment
 from specjax.types import PyTree
 
 LOOKED_UP = {"ngram": "sequence", "history": "prompt's other completions"}
+# The prompt length that is offered is a multiple of it.
+ROUNDED_TO = 16
 DRAFTS = {"eagle3": "EAGLE-3 head", "mtp": "MTP head", "model": "draft model"}
 
 
@@ -34,8 +36,21 @@ def summarize(experiment: Experiment, continuing: bool) -> list[str]:
         "devices: " + "; ".join(f"{_devices(mesh)} {verb}" for verb, mesh in meshes.items()),
         f"step: {data.prompts} prompts x {rollout.group_size} samples = {experiment.sequences} sequences of up to "
         f"{data.max_prompt_tokens} + {rollout.max_new_tokens} tokens; {config.steps} steps; learning rate "
-        f"{config.policy_optimizer.learning_rate:g}",
+        f"{config.policy_optimizer.learning_rate:g}" + ("" if continuing else _shorter_prompts(experiment)),
     ]
+
+
+def _shorter_prompts(experiment: Experiment) -> str:
+    """Return the option that saves padding if no prompt takes half of data.max_prompt_tokens, else "".
+
+    A run that continues cannot change the option.
+    """
+    limit = experiment.config.data.max_prompt_tokens
+    longest = max(experiment.train_prompts.longest, experiment.held_out_prompts.longest)
+    rounded = -(-longest // ROUNDED_TO) * ROUNDED_TO
+    if 2 * longest >= limit or rounded >= limit:
+        return ""
+    return f"; the longest usable prompt has {longest} tokens: --data.max-prompt-tokens {rounded} saves memory and time"
 
 
 def _describe_draft(experiment: Experiment, continuing: bool) -> Iterator[str]:

@@ -29,6 +29,14 @@ def test_row_55_five_lines_say_what_the_run_is(experiment: Experiment):
     assert step == "step: 2 prompts x 2 samples = 4 sequences of up to 10 + 7 tokens; 1 steps; learning rate 1e-06"
 
 
+@pytest.mark.parametrize(("limit", "offered"), [(10, False), (16, False), (17, True), (1024, True)])
+def test_a_limit_far_above_the_longest_prompt_is_named(experiment: Experiment, limit: int, offered: bool):
+    longer = of(experiment, f"--data.max-prompt-tokens {limit}")
+    said = "; the longest usable prompt has 8 tokens: --data.max-prompt-tokens 16 saves memory and time"
+    assert summarize(longer, continuing=False)[-1].endswith(said) == offered
+    assert "longest usable" not in summarize(longer, continuing=True)[-1]
+
+
 @pytest.mark.parametrize(
     "options, expected",
     [
