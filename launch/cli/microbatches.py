@@ -6,9 +6,9 @@ from configs.schema import RunConfig
 
 
 def with_fitting_microbatches(config: RunConfig) -> RunConfig:
-    """Return the config with as many of its microbatches as divide the sequences that a data shard trains on.
+    """Return the config with the fewest microbatches, at least its own, that divide the sequences of a data shard.
 
-    With data.prompts, selection.groups or minibatches that do not divide either, and are therefore refused: with one.
+    Then none has more rows than before, unless a shard has fewer sequences than the config has microbatches. With data.prompts, selection.groups or minibatches that do not divide either, and are therefore refused: with one.
     """
     groups, updates = config.selection.groups or config.data.prompts, config.updates
     parts = config.mesh.data * config.mesh.fsdp * updates.minibatches
@@ -17,5 +17,5 @@ def with_fitting_microbatches(config: RunConfig) -> RunConfig:
         return replace(config, microbatches=1)
     microbatches = min(config.microbatches, sequences)
     while sequences % microbatches:
-        microbatches -= 1
+        microbatches += 1
     return replace(config, microbatches=microbatches)

@@ -140,7 +140,7 @@ def parse_run_and(
 
     In programs that read the loss, --algorithm changes the recipe before the other options, and prints what it set.
     Programs that read the advantage refuse groups of one sample if the baseline is the group. A recipe's number of
-    microbatches becomes the largest that the batch allows; one that is given must divide it.
+    microbatches becomes one that divides the batch; one that is given must divide it.
 
     reading:  the recipe's options that the program reads (launch.cli.recipe_options) and therefore accepts.
     defaults: fields of the recipe that have another default in this program.

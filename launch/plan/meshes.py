@@ -90,7 +90,7 @@ def sensible_meshes(count: int, joined: int, mixture: bool) -> Iterator[MeshConf
 
 
 def with_mesh(config: RunConfig, mesh: MeshConfig) -> RunConfig:
-    """Return the config with this mesh, as many of its microbatches as a data shard allows, and as many slots in all.
+    """Return the config with this mesh, microbatches that fit it, and as many slots in all.
 
     A data shard of half the devices has half the slots: their caches take about the same memory per device.
     """

@@ -132,7 +132,7 @@ def test_bad_options_are_named_in_one_line(option: str, message: str):
     [
         ("", 64),
         ("--data.prompts 2", 16),
-        ("--data.prompts 9 --rollout.group-size 8", 36),
+        ("--data.prompts 9 --rollout.group-size 8", 72),
         ("--data.prompts 2 --microbatches 64", 64),
         ("--mesh.data 2 --mesh.fsdp 4", 32),
         ("--asynchronous.lag 1 --mesh.fsdp 8 --asynchronous.rollout-mesh.fsdp 2", 32),
