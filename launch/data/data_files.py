@@ -46,7 +46,7 @@ def data_files(option: str, path: str | Path, split: str) -> Sequence[str | Path
 
 def _folder(option: str, folder: Path) -> list[Path]:
     """Return the data files of a folder and its subfolders, by name. Raises ConfigError unless they are one split."""
-    files = [name for name in _files_below(folder) if _may_hold_records(name)]
+    files = [name for name in _files_below(option, folder) if _may_hold_records(name)]
     names = [name for name in files if data_file_ending(name)]
     if unread := next((name for name in files if name not in names), None):
         raise ConfigError(
@@ -74,7 +74,7 @@ def _may_hold_records(name: str) -> bool:
     return last.lower().endswith((*DATA_FILES, *_UNREAD)) and last.lower() not in _NO_RECORDS and not hidden
 
 
-def _files_below(folder: Path) -> list[str]:
+def _files_below(option: str, folder: Path) -> list[str]:
     """Return the files in a folder and its subfolders, relative to it, in order, but not of hidden subfolders.
 
     Follows links. A broken link is returned too, so that reading it names it.
@@ -84,7 +84,7 @@ def _files_below(folder: Path) -> list[str]:
         try:
             paths = [*directory.iterdir()]
         except OSError as error:
-            raise ConfigError(f"{directory}: cannot be read: {error.strerror}") from None
+            raise ConfigError(f"{option} = {directory}: cannot be read: {error.strerror}") from None
         for path in paths:
             if not path.is_dir():
                 if path.is_file() or path.is_symlink():
@@ -114,12 +114,12 @@ def _data_set(option: str, name: HubName) -> list[Path]:
     if subset_and_patterns is None:
         directory = fetch(option, name, ("README.md", *(f"*{ending}" for ending in DATA_FILES)))
         unread = [path for path in known_files(name) if not data_file_ending(path)]
-        fetched = _files_below(directory) if directory.is_dir() else []  # none if no file matches
+        fetched = _files_below(option, directory) if directory.is_dir() else []  # none if no file matches
         files = _files_by_name(option, name, [*fetched, *unread])
     else:
         subset, patterns = subset_and_patterns
         directory = fetch(option, name, patterns, _NEVER_FETCHED)
-        paths = _files_below(directory)
+        paths = _files_below(option, directory)
         chosen = {pattern: _matching(paths, pattern) for pattern in patterns}
         if missing := [pattern for pattern, found in chosen.items() if not found]:
             raise ConfigError(

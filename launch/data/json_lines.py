@@ -4,7 +4,7 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from specjax.parallel import processes
 
 # First bytes of a file that gzip has compressed.
 _GZIP = b"\x1f\x8b"
+_MISSING = object()
 
 
 class JsonLinesWriter:
@@ -42,13 +43,14 @@ class JsonLinesWriter:
             raise ConfigError(f"{self._option} = {self._path}: cannot be written: {error.strerror}") from None
 
 
-def read_lines(path: str | Path) -> Iterator[tuple[dict[str, object], str]]:
+def read_lines(option: str, path: str | Path) -> Iterator[tuple[dict[str, object], str]]:
     """Yield (object, place) for each line of a JSONL file, or each item of a JSON array. Blank lines are skipped.
 
     The place is "path:line" or "path: item i", for error messages. Numbers with a fraction or an exponent are Decimal,
-    as written. Raises ConfigError if the file cannot be read, or if an item is not a JSON object (with its place).
+    as written. Raises ConfigError, naming `option`, if the file cannot be read, or with its place, if an item is not a
+    JSON object.
     """
-    text = read_text(path)
+    text = read_text(option, path)
     if text.lstrip().startswith("["):
         for number, item in enumerate(_parse(text, str(path)), start=1):
             yield _object(item, f"{path}: item {number}"), f"{path}: item {number}"
@@ -59,18 +61,19 @@ def read_lines(path: str | Path) -> Iterator[tuple[dict[str, object], str]]:
             yield _object(_parse(line, where), where), where
 
 
-def read_text(path: str | Path) -> str:
+def read_text(option: str, path: str | Path) -> str:
     """Return the text of a file, which gzip may have compressed, without its byte order mark.
 
-    Raises ConfigError if it cannot be read.
+    Raises ConfigError, naming `option`, if it cannot be read.
     """
     try:
         contents = Path(path).read_bytes()
         return (gzip.decompress(contents) if contents.startswith(_GZIP) else contents).decode("utf-8-sig")
     except (OSError, EOFError, ValueError, zlib.error) as error:
         if isinstance(error, UnicodeDecodeError):
-            raise ConfigError(f"{path}: must be UTF-8 text, plain or compressed by gzip") from None
-        raise ConfigError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+            raise ConfigError(f"{option} = {path}: must be UTF-8 text, plain or compressed by gzip") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{option} = {path}: cannot be read: {reason}") from None
 
 
 def text_field(record: dict[str, object], field: str, where: str) -> str:
@@ -84,14 +87,33 @@ def text_field(record: dict[str, object], field: str, where: str) -> str:
 
 def field_value(record: dict[str, object], field: str, where: str) -> object:
     """Return the value of a field, as `text_field` finds it. Raises ConfigError, naming `where`, if there is none."""
+    if (value := _find(record, field)) is _MISSING:
+        raise ConfigError(f"{where}: no field {field!r}; it has {_names(record)}")
+    return value
+
+
+def require_fields(record: dict[str, object], fields: Mapping[str, str], where: str) -> None:
+    """Raise ConfigError with a line for each option of `fields` (option -> field) whose field the record lacks."""
+    missing = [(option, field) for option, field in fields.items() if _find(record, field) is _MISSING]
+    if missing:
+        ending = f"{where} has no such field; it has {_names(record)}"
+        raise ConfigError(*(f"{option} = {field}: {ending}" for option, field in missing))
+
+
+def _find(record: dict[str, object], field: str) -> object:
+    """Return the value of a field, _MISSING if there is none."""
     if field in record:
         return record[field]
     value: object = record
     for name in field.split("."):
         if not isinstance(value, dict) or name not in value:
-            raise ConfigError(f"{where}: no field {field!r}; it has {', '.join(map(repr, record)) or 'none'}")
+            return _MISSING
         value = value[name]
     return value
+
+
+def _names(record: dict[str, object]) -> str:
+    return ", ".join(map(repr, record)) or "none"
 
 
 def json_text(value: object, *, strict: bool = False) -> str:

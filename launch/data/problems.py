@@ -3,12 +3,13 @@
 import logging
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from launch.cli.errors import ConfigError
-from launch.data.json_lines import field_value, json_text, text_field
+from launch.data.json_lines import field_value, json_text, require_fields, text_field
 from launch.data.prompts import Message, Prompt, prompt_text, read_prompt
 from launch.data.records import read_records
 
@@ -73,20 +74,33 @@ def read_problems(
     scorers:      names of the scorers. For a scorer of your own, problems keep their columns; if the first is one, an
                   answer may also be an object or a list, which becomes JSON.
 
-    Raises ConfigError for invalid input; the message names the file, and the line if there is one.
+    Raises ConfigError for invalid input; the message names the file, the line if there is one, and the option.
     """
+
+    fields = {"data.prompt_field": prompt_field, "data.answer_field": answer_field}
+    if solution_field is not None:
+        fields["data.solution_field"] = solution_field
 
     def read() -> Iterator[Problem]:
         for record, where in read_records(option, paths, "train" if option == "data.train" else "test"):
-            answer = _answer(record, answer_field, where, objects=answer_after is None and ":" in "".join(scorers[:1]))
-            if answer_after is not None:
-                _, marker, answer = answer.rpartition(answer_after)
-                if not marker or not answer.strip():
-                    raise ConfigError(f"{where}: field {answer_field!r}: must hold an answer after {answer_after!r}")
+            require_fields(record, fields, where)
+            objects = answer_after is None and ":" in "".join(scorers[:1])
+            with _naming("data.answer_field"):
+                answer = _answer(record, answer_field, where, objects=objects)
+                if answer_after is not None:
+                    _, marker, answer = answer.rpartition(answer_after)
+                    if not marker or not answer.strip():
+                        raise ConfigError(
+                            f"{where}: field {answer_field!r}: must hold an answer after {answer_after!r}"
+                        )
+            with _naming("data.prompt_field"):
+                prompt = read_prompt(record, prompt_field, where)
+            with _naming("data.solution_field"):
+                solution = None if solution_field is None else text_field(record, solution_field, where)
             yield Problem(
-                prompt=read_prompt(record, prompt_field, where),
+                prompt=prompt,
                 answer=answer.strip(),
-                solution=None if solution_field is None else text_field(record, solution_field, where),
+                solution=solution,
                 source=where,
                 columns=record if any(":" in name for name in scorers) else {},
             )
@@ -96,6 +110,15 @@ def read_problems(
     if not problems:
         raise ConfigError(f"{option} = {name}: must hold at least one problem")
     return problems
+
+
+@contextmanager
+def _naming(option: str) -> Iterator[None]:
+    """Add the option that chose a field to what is wrong with the field's value."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{error}; {option} names this field") from None
 
 
 def _answer(record: dict[str, Any], field: str, where: str, *, objects: bool) -> str:

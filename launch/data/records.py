@@ -30,20 +30,20 @@ def read_records(option: str, paths: str | Path | Sequence[str], split: str) -> 
     """
     for path in [paths] if isinstance(paths, str | Path) else paths:
         for file in data_files(option, path, split):
-            yield from _file(file)
+            yield from _file(option, file)
 
 
-def _file(path: str | Path) -> Records:
+def _file(option: str, path: str | Path) -> Records:
     ending = data_file_ending(str(path))
     if ending.startswith(".csv"):
-        return _csv(path)
-    return _parquet(path) if ending == ".parquet" else read_lines(path)
+        return _csv(option, path)
+    return _parquet(option, path) if ending == ".parquet" else read_lines(option, path)
 
 
-def _csv(path: str | Path) -> Records:
+def _csv(option: str, path: str | Path) -> Records:
     """Yield the rows below the header, by column."""
     csv.field_size_limit(2**31 - 1)  # 131,072 characters by default
-    rows = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True, restval="")
+    rows = csv.DictReader(io.StringIO(read_text(option, path), newline=""), strict=True, restval="")
     try:
         if (name := _repeated(filter(None, rows.fieldnames or ()))) is not None:
             raise ConfigError(f"{path}:{rows.line_num}: has several columns {name!r}; names must differ")
@@ -56,12 +56,12 @@ def _csv(path: str | Path) -> Records:
         raise ConfigError(f"{path}:{rows.reader.line_num}: not CSV: {error}") from None
 
 
-def _parquet(path: str | Path) -> Records:
+def _parquet(option: str, path: str | Path) -> Records:
     """Yield the rows of a parquet file, by column."""
     try:
         parquet = optional("pyarrow.parquet")
     except ImportError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{option} = {path}: {error}") from None
     number = 0
     try:
         # Open the file here: pyarrow takes some paths for addresses.
@@ -75,9 +75,9 @@ def _parquet(path: str | Path) -> Records:
                     number += 1
                     yield dict(zip(batch.schema.names, values, strict=True)), f"{path}: row {number}"
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or one_line(error)}") from None
+        raise ConfigError(f"{option} = {path}: cannot be read: {error.strerror or one_line(error)}") from None
     except Exception as error:  # pyarrow raises many types
-        raise ConfigError(f"{path}: cannot be read: {one_line(error)}") from error
+        raise ConfigError(f"{option} = {path}: cannot be read: {one_line(error)}") from error
 
 
 def _repeated(names: Iterable[str]) -> str | None:

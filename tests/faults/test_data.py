@@ -102,7 +102,7 @@ def test_row_09_messages_and_nested_fields_are_read(tmp_path: Path) -> None:
     asked = '[{"role": "system", "content": "it"}, '
     with refuses(f"data.prompt_field: prompt = {asked}...chat template...must name a field of text", ConfigError):
         ByteTokenizer().chat(problem.prompt)
-    with refuses("/...a.jsonl:1: no field 'reward_model.style'", ConfigError):
+    with refuses("data.answer_field = reward_model.style: ...a.jsonl:1 has no such field", ConfigError):
         read_problems(path, "prompt", "reward_model.style")
 
 

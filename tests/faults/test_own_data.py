@@ -36,7 +36,7 @@ def test_row_56_the_first_prompt_is_shown_as_it_is_asked(tmp_path: Path, capsys:
     )
     fields = "--data.prompt-field", "q", "--data.answer-field", "truth.value"
     assert "<user> it <bot>\n\nreference answer: 0" in shown(capsys, *own[:2], "--data.train", str(other), *fields)
-    with refuses("/other.jsonl:1: ...no field 'answer'...", ConfigError):
-        shown(capsys, *own[:2], "--data.train", str(other))
+    with refuses("data.answer_field = answer: .../other.jsonl:1 has no such field...", ConfigError):
+        shown(capsys, *own[:2], "--data.train", str(other), *fields[:2])
     with refuses("data.train = None: ", ConfigError):
         shown(capsys, *own[:2])

@@ -65,7 +65,7 @@ def test_row_34_a_path_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         f"a{ending}",
     ):
         write(Path(neighbour), ["wrong"])
-    with refuses(f"{name}: cannot be read", ConfigError):
+    with refuses(f"data.train = {name}: cannot be read", ConfigError):
         answers(name)
     assert answers(write(Path(name), ["7"])) == answers(str(tmp_path / name)) == ["7"]
 

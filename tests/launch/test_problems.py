@@ -66,7 +66,7 @@ LINE = '{"q": "x", "a": "# 1"}'
         ("a.csv", "q,a\nx,#1\nx,1,2\n", ":3: "),
         ("a.csv", "q,a\nx\n", ":2: field 'a'"),
         ("a.csv", 'q,a\n"x,1\n', ":2: "),
-        ("a.csv", "q,b\nx,1\n", ":2: no field 'a'...'b'"),
+        ("a.csv", "q,b\nx,1\n", ":2 has no such field...'b'"),
         ("a.json", '[{"q": "x", "a": "#1"}, 2]', ": item 2: "),
         ("a.json", '[{"q": "x", "a": "1"}', ": "),
         ("a.parquet", "PAR1", ": cannot be read: "),
@@ -75,8 +75,8 @@ LINE = '{"q": "x", "a": "# 1"}'
         *(("a.jsonl", text, ": ") for text in (b"\xff\xfe", "\n")),
         ("a.jsonl", f"{LINE}\n{{", ":2:"),
         ("a.jsonl", f"{LINE}\n[1]", ":2:"),
-        ("a.jsonl", f'{LINE}\n{{"q": "x", "b": 1}}', ":2:...'a'...'q'...'b'"),
-        ("a.jsonl", f"{LINE}\n{{}}", ":2:...'a'"),
+        ("a.jsonl", f'{LINE}\n{{"q": "x", "b": 1}}', ":2 has no such field...'q'...'b'"),
+        ("a.jsonl", f'{LINE}\n{{"q": 1}}', ":2 has no such field"),
         ("a.jsonl", f'{LINE}\n{{"q": "x", "a": null}}', ":2:...'a'"),
         ("a.jsonl", f'{LINE}\n{{"q": "x", "a": true}}', ":2:...'a'"),
         ("a.jsonl", f'{LINE}\n{{"q": ["x"], "a": "# 1"}}', ":2:...'q'...\"x\""),
@@ -92,6 +92,64 @@ def test_bad_files_and_records_are_named(tmp_path: Path, name: str, text: str | 
             pytest.importorskip("pyarrow")
     with refuses(f"{tmp_path / name}{message}", ConfigError):
         read_problems(tmp_path / name, "q", "a", answer_after="#")
+
+
+@pytest.mark.parametrize("option", ["data.train", "data.held_out", "files"])
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        (
+            "a.jsonl",
+            '{"q": "x", "a": 1, "s": "y"}\n{"b": 1, "s": {"c": 2}}',
+            (
+                "data.prompt_field = q: PATH:2 has no such field; it has 'b', 's'",
+                "data.answer_field = a: PATH:2 has no such field; it has 'b', 's'",
+            ),
+        ),
+        ("a.jsonl", '{"q": "x", "a": 1}', ("data.solution_field = s: PATH:1 has no such field; it has 'q', 'a'",)),
+        ("a.csv", "q,s\nx,y\n", ("data.answer_field = a: PATH:2 has no such field; it has 'q', 's'",)),
+        (
+            "a.json",
+            "[{}]",
+            tuple(
+                f"data.{field}_field = {field[0]}: PATH: item 1 has no such field; it has none".replace("= p", "= q")
+                for field in ("prompt", "answer", "solution")
+            ),
+        ),
+        (
+            "a.jsonl",
+            '{"q": "x", "a": "", "s": "y"}',
+            ("PATH:1: field 'a' must be text or a number, not \"\"; data.answer_field names this field",),
+        ),
+        (
+            "a.jsonl",
+            '{"q": [], "a": 1, "s": "y"}',
+            (
+                "PATH:1: field 'q' must be text or a list of messages with role and content, not []; "
+                "data.prompt_field names this field",
+            ),
+        ),
+        (
+            "a.jsonl",
+            '{"q": "x", "a": 1, "s": null}',
+            ("PATH:1: field 's' must be text or a number, not null; data.solution_field names this field",),
+        ),
+        ("a.jsonl", None, ("OPTION = PATH: cannot be read: No such file or directory",)),
+        ("a.parquet", None, ("OPTION = PATH: cannot be read: No such file or directory",)),
+        ("a.csv", "\0\1".encode("utf-16"), ("OPTION = PATH: must be UTF-8 text, plain or compressed by gzip",)),
+    ],
+)
+def test_refusals_of_files_and_fields_name_the_option(
+    tmp_path: Path, option: str, name: str, text: str | bytes | None, said: tuple[str, ...]
+) -> None:
+    path = tmp_path / name
+    if text is not None:
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    elif name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    with pytest.raises(ConfigError) as refused:
+        read_problems(path, "q", "a", "s", option=option)
+    assert refused.value.args == tuple(line.replace("OPTION", option).replace("PATH", str(path)) for line in said)
 
 
 def test_split_never_overlaps():

@@ -110,7 +110,7 @@ def test_a_line_without_the_field_is_named(refusal: Refusal, shrunk: Options, fi
     path = files / "incomplete.jsonl"
     path.write_text('{"question": "1 ?", "answer": "#### 1"}\n\n{"question": "2 ?", "anser": "#### 2"}\n')
     said = refusal(launch.train.main, argv("gsm8k", shrunk | {"--data.train": str(path)}))
-    assert_refused(said, f"{path}:3: ...'answer'...'question'...'anser'")
+    assert_refused(said, f"data.answer_field = answer: {path}:3 has no such field; it has 'question', 'anser'")
 
 
 def test_generate_refuses(refusal: Refusal, shrunk: Options, tmp_path: Path):
