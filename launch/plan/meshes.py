@@ -12,7 +12,7 @@ from launch.plan.devices import mesh_over, planned_devices
 from launch.plan.estimate import MeshEstimate, estimate, hardware_of
 from launch.plan.options import PlanConfig
 from launch.setup.experiment import abstract_experiment
-from specjax.parallel.mesh import AXES, MeshConfig
+from specjax.parallel.mesh import AXES, MeshConfig, describe_mesh
 
 # Meshes that are shown.
 SHOWN = 6
@@ -122,9 +122,3 @@ def mesh_table(estimates: Sequence[MeshEstimate], refused: Sequence[Refused], us
     yield "  GiB per device: state, copies, caches and gradients, from their shapes. Temporaries come on top."
     yield "  Seconds: by the hardware sheet, not measured. All completions have max_new_tokens, no draft is accepted,"
     yield "  collectives and products do not overlap, and the draft's training and the rewards are left out."
-
-
-def describe_mesh(mesh: MeshConfig) -> str:
-    """Return the axes that have several devices, as "fsdp 4, tensor 2"."""
-    axes = [f"{axis} {size}" for axis, size in zip(AXES, mesh.shape, strict=True) if size > 1]
-    return ", ".join(axes) or "one device"

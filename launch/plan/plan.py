@@ -12,7 +12,7 @@ from launch.cli.paths import write_results
 from launch.plan.alternatives import alternatives
 from launch.plan.devices import planned
 from launch.plan.estimate import MeshEstimate
-from launch.plan.meshes import describe_mesh, enough_gpus, mesh_options, mesh_table, rank_meshes
+from launch.plan.meshes import enough_gpus, mesh_options, mesh_table, rank_meshes
 from launch.plan.options import PlanArgs, PlanConfig
 from launch.plan.overlap import estimate_overlap, overlap_json, overlap_table
 from launch.plan.programs import Planned, ProgramName, plan_program
@@ -31,6 +31,7 @@ from launch.plan.rounds import round_times
 from launch.setup.experiment import Experiment, abstract_experiment
 from launch.timing import provenance
 from specjax.cost import HARDWARE
+from specjax.parallel.mesh import describe_mesh
 
 Programs = dict[ProgramName, Planned]
 

@@ -77,6 +77,18 @@ class MeshConfig(Options):
         return tuple(getattr(self, axis) for axis in AXES)
 
 
+def describe_mesh(mesh: MeshConfig) -> str:
+    """Return the axes that have several devices, as "fsdp 4, tensor 2"."""
+    axes = [f"{axis} {size}" for axis, size in zip(AXES, mesh.shape, strict=True) if size > 1]
+    return ", ".join(axes) or "one device"
+
+
+def _needs(config: MeshConfig) -> str:
+    """Return the devices that a mesh needs, with its axes that have several, for messages."""
+    needed = math.prod(config.shape)
+    return "needs 1 device" if needed == 1 else f"needs {needed} devices ({describe_mesh(config)})"
+
+
 def make_mesh(config: MeshConfig, alone: bool = True) -> Mesh:
     """Return a mesh over the first devices, process by process: neighbours along the last axes share a process.
 
@@ -87,7 +99,7 @@ def make_mesh(config: MeshConfig, alone: bool = True) -> Mesh:
     """
     needed, present = math.prod(config.shape), jax.device_count()
     if needed > present:
-        raise ValueError(f"mesh = {config.shape}: needs {needed} devices, {present} present")
+        raise ValueError(f"mesh = {config.shape}: {_needs(config)}, {present} present")
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))[:needed]
     owners = [device.process_index for device in devices]
     if alone:
@@ -106,7 +118,7 @@ def disjoint_mesh(config: MeshConfig, other: Mesh) -> Mesh:
     taken, devices = set(other.devices.flat), sorted(jax.devices(), key=lambda x: (x.process_index, x.id))
     free = [device for device in devices if device not in taken]
     if len(free) < needed:
-        raise ValueError(f"{name} = {shape}: needs {needed} devices, the other mesh leaves {len(free)}")
+        raise ValueError(f"{name} = {shape}: {_needs(config)}, the other mesh leaves {len(free)}")
     owners, others = ([device.process_index for device in each] for each in (free[:needed], other.devices.flat))
     check_members(f"mesh and {name} = {other.devices.shape} and {shape}", owners + others, processes.count())
     check_groups(shape, owners, name)

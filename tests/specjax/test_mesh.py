@@ -10,6 +10,7 @@ from specjax.parallel.mesh import (
     MeshConfig,
     batch_shards,
     constrain,
+    disjoint_mesh,
     make_mesh,
     shardings,
     spec,
@@ -27,8 +28,12 @@ def test_a_mesh_takes_the_first_devices_in_order() -> None:
 
 
 def test_a_mesh_larger_than_the_machine_is_refused() -> None:
-    with refuses("mesh = (4, 2, 1, 2):...16...8"):
+    with refuses("mesh = (4, 2, 1, 2): needs 16 devices (data 4, fsdp 2, tensor 2), 8 present"):
         make_mesh(MeshConfig(4, 2, 2))
+    full = make_mesh(MeshConfig(8))
+    for config, needed in (MeshConfig(), "1 device"), (MeshConfig(expert=2), "2 devices (expert 2)"):
+        with refuses(f"asynchronous.rollout_mesh = {config.shape}: needs {needed}, the other mesh leaves 0"):
+            disjoint_mesh(config, full)
 
 
 @pytest.mark.parametrize(
