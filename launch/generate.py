@@ -16,7 +16,7 @@ from launch.evaluation.one_prompt import answer_prompt, as_asked
 from launch.run.networks import params_of
 from launch.run.pin_references import with_commits
 from launch.setup.experiment import build_experiment
-from launch.setup.problems import build_problems, build_tokenizer
+from launch.setup.problems import build_problems, build_tokenizer, check_sources
 from specjax.checkpoint import Which
 from specjax.options import NonNegative, Options
 
@@ -54,6 +54,8 @@ def main(argv: list[str]) -> int:
         allow_truncated_law=True,
     )
     config = with_commits(join_hosts(config), args.checkpoint)
+    if args.prompt is None:
+        check_sources(config)
     problem = Problem(prompt=args.prompt, answer="") if args.prompt is not None else build_problems(config).train[0]
     if args.prompt is None or args.samples == 0:
         console.print(as_asked(problem, build_tokenizer(config)))

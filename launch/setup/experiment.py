@@ -23,7 +23,7 @@ from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer, Tokenizer
 from launch.setup.draft import BUILDERS
 from launch.setup.networks import Networks, build_networks
-from launch.setup.problems import Problems, build_problems, build_tokenizer
+from launch.setup.problems import Problems, build_problems, build_tokenizer, check_sources
 from specjax import kernels
 from specjax.asynchronous.weight_transfer import check_sizes
 from specjax.carry_over.groups import nothing_carried
@@ -173,7 +173,7 @@ def build_experiment(
     meshes = list[Mesh]()
     checks += [partial(_make_meshes, config, meshes), partial(_check_windows, config)]
     if training:
-        checks.append(partial(_check_shards, config, meshes))
+        checks += [partial(_check_shards, config, meshes), partial(check_sources, config)]
     check_all(checks)
     mesh, rollout_mesh = meshes
     with long_phases.phase("loading", 3, "parts", kept=False, quiet=True) as phase:

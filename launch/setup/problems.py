@@ -23,12 +23,29 @@ from launch.data.tokenizers import (
 
 logger = logging.getLogger(__name__)
 
+_NO_TOKENIZER = (
+    "model.path = None: must be a directory with a tokenizer or a name on the hub (ORG/NAME), or set data.tokenizer to "
+    "bytes"
+)
+_NO_PROBLEMS = "data.train = None: must be a file of problems or a name on the hub, or set data.function"
+
 
 class Problems(NamedTuple):
     """Training problems, and held-out problems to evaluate on."""
 
     train: list[Problem]
     held_out: list[Problem]
+
+
+def check_sources(config: RunConfig) -> None:
+    """Raise ConfigError unless `config` names a tokenizer and problems, with a line for each that it lacks."""
+    data, missing = config.data, list[str]()
+    if data.tokenizer == "checkpoint" and config.model.path is None:
+        missing.append(_NO_TOKENIZER)
+    if data.train is None and data.function is None and data.arithmetic is None:
+        missing.append(_NO_PROBLEMS)
+    if missing:
+        raise ConfigError(*missing)
 
 
 def build_tokenizer(config: RunConfig) -> Tokenizer:
@@ -82,7 +99,7 @@ def _tokenizer(config: RunConfig) -> Tokenizer:
     if data.tokenizer == "characters":
         return CharacterTokenizer(ALPHABET, data.instruction)
     if config.model.path is None:
-        raise ConfigError("model.path = None: must be a directory with a tokenizer, or set data.tokenizer to bytes")
+        raise ConfigError(_NO_TOKENIZER)
     return HuggingFaceTokenizer(
         config.model.path,
         instruction=data.instruction,
@@ -111,7 +128,7 @@ def build_problems(config: RunConfig) -> Problems:
     elif (task := data.arithmetic) is not None:
         problems = arithmetic(config.seed, task.problems, task.min_terms, task.max_terms, task.max_value)
     else:
-        raise ConfigError("data.train = None: must be a file of problems or a name on the hub, or set data.function")
+        raise ConfigError(_NO_PROBLEMS)
     if data.held_out is not None:
         held_out = load_problems(data.held_out, config, "data.held_out", distinct=True)
     owner = f"data.function = {data.function}" if data.held_out is None else f"data.held_out = {data.held_out}"

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -10,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from configs.schema import DataConfig, RunConfig
+from configs.schema import DataConfig, ModelConfig, RunConfig
 from launch.cli.errors import ConfigError
 from launch.data.arithmetic import arithmetic
 from launch.data.problems import Problem, read_problems, split
 from launch.data.prompts import Message
 from launch.rewards.scorers import load_scorer
-from launch.setup.problems import Problems, build_problems
+from launch.setup.problems import Problems, build_problems, check_sources
 from tests.refusals import refuses
 
 DATA = Path(os.environ.get("SPECJAX_DATA") or "data")
@@ -212,6 +213,30 @@ def test_problems_of_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert build_problems(replace(config, data=data)).held_out == [Problem(prompt="q", answer="b")]
     data = replace(config.data, train=str(path), held_out=str(path))
     assert build_problems(replace(config, data=data)).train == [Problem(prompt="q", answer="b")]
+
+
+NO_MODEL = "model.path = None: must be a directory with a tokenizer or a name on the hub (ORG/NAME), or set "
+NO_MODEL += "data.tokenizer to bytes"
+NO_DATA = "data.train = None: must be a file of problems or a name on the hub, or set data.function"
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "said"),
+    [
+        (None, DataConfig(), (NO_MODEL, NO_DATA)),
+        (None, DataConfig(train="a.jsonl"), (NO_MODEL,)),
+        (None, DataConfig(tokenizer="bytes"), (NO_DATA,)),
+        ("org/name", DataConfig(), (NO_DATA,)),
+        ("org/name", DataConfig(function="a:b"), ()),
+    ],
+)
+def test_a_missing_model_and_missing_data_are_said_at_once(
+    model: str | None, data: DataConfig, said: tuple[str, ...]
+) -> None:
+    config = RunConfig(name="x", steps=1, model=ModelConfig(path=model), data=data)
+    with pytest.raises(ConfigError) if said else nullcontext() as refused:
+        check_sources(config)
+    assert not said or refused.value.args == said  # pyright: ignore[reportOptionalMemberAccess]
 
 
 @needs_data
