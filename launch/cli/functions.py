@@ -3,6 +3,7 @@
 This module imports nothing heavy, because scorer processes import it.
 """
 
+import difflib
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +22,14 @@ def load_function(option: str, name: str, builtin: Iterable[str] = ()) -> Callab
     """
     module, _, function_name = name.partition(":")
     with refusing_errors(option, name, f"be {', '.join([*builtin, 'package.module:name'])}"):
-        function = getattr(importlib.import_module(module), function_name)
+        found = importlib.import_module(module)
+        try:
+            function = getattr(found, function_name)
+        except AttributeError as error:
+            names = [name for name, value in vars(found).items() if callable(value)]
+            closest = difflib.get_close_matches(function_name, names, n=1)
+            hint = f" (did you mean {closest[0]}?)" if closest else ""
+            raise AttributeError(f"{first_line(error)}{hint}") from None
         if not callable(function):
             raise TypeError(f"{function_name} is not a function")
     return function

@@ -58,6 +58,21 @@ def test_row_23_a_file_that_exits_is_refused(number: int, tmp_path: Path, monkey
     assert run_program(launch.train.main) == 130
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"), [("animl", " (did you mean animal?)"), ("Animal", " (did you mean animal?)"), ("xyz", "")]
+)
+def test_a_function_that_is_missing_names_the_closest(
+    name: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_animals.py").write_text("animals = 1\n\ndef animal(completion, answer):\n    return 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    missing = (
+        f"AttributeError: module 'own_animals' has no attribute {name!r}{hint}; must be exact, package.module:name"
+    )
+    with refuses(f"reward.scorer = own_animals:{name}: {missing}", ConfigError):
+        load_function("reward.scorer", f"own_animals:{name}", ["exact"])
+
+
 RATES = "--policy-optimizer.learning-rate, --draft-optimizer.learning-rate or --warmup.optimizer.learning-rate?"
 
 
