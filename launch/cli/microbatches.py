@@ -8,7 +8,8 @@ from configs.schema import RunConfig
 def with_fitting_microbatches(config: RunConfig) -> RunConfig:
     """Return the config with the fewest microbatches, at least its own, that divide the sequences of a data shard.
 
-    Then none has more rows than before, unless a shard has fewer sequences than the config has microbatches. With data.prompts, selection.groups or minibatches that do not divide either, and are therefore refused: with one.
+    So none has more rows than before. Fewer sequences than microbatches get one each. With data.prompts,
+    selection.groups or minibatches that do not divide either, and are therefore refused: with one microbatch.
     """
     groups, updates = config.selection.groups or config.data.prompts, config.updates
     parts = config.mesh.data * config.mesh.fsdp * updates.minibatches
