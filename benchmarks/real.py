@@ -31,7 +31,7 @@ from launch.timing import format_provenance
 from models.files import write_atomically
 
 # Lines of progress, which a report does without.
-PROGRESS = re.compile(r".*: \d+ of \d+ \w+(,.*|; compiling \.\.)?")
+PROGRESS = re.compile(r".*: \d+ of \d+ [\w ]+(,.*|( \.\.|; compiling \.\.))?")
 SHOWN = 6  # answers shown before and after training
 
 
@@ -154,7 +154,7 @@ def answers(out: Path) -> list[str]:
         lines.append(f"-- the first answers {name} training, with their rewards")
         with (out / f"{name}.jsonl").open(encoding="utf-8") as records:
             for record in (json.loads(line) for line, _ in zip(records, range(SHOWN), strict=False)):
-                lines.append(f"{record['reward']}  {json.dumps(record['completion'], ensure_ascii=False)}")
+                lines.append(f"{record['reward']:<5.3g}  {json.dumps(record['completion'], ensure_ascii=False)}")
     return lines
 
 

@@ -56,7 +56,7 @@ def test_a_stopped_stage_continues_and_a_finished_one_is_skipped(
     assert f"accuracy  {told.format('before')}, {told.format('after')}; 16 held-out prompts" in report
     assert "model     made by hand" in report and "loss of 3" in report
     assert report.count("tried") == 2 and not any("tokens/s" in line for line in report)
-    assert report.count(r'1.0  "A \"candle\"."') == 2 * real.SHOWN
+    assert report.count(r'1      "A \"candle\"."') == 2 * real.SHOWN
     seconds = real.stage_seconds(out)
     assert all(finished and spent > 0 for spent, finished, _ in seconds.values())
     code["second"] = "print('of another recipe')"
