@@ -12,9 +12,9 @@ def with_fitting_microbatches(config: RunConfig) -> RunConfig:
     selection.groups or minibatches that do not divide either, and are therefore refused: with one microbatch.
     """
     groups, updates = config.selection.groups or config.data.prompts, config.updates
-    parts = config.mesh.data * config.mesh.fsdp * updates.minibatches
-    sequences, rest = divmod(groups * config.rollout.group_size, parts)
-    if rest or not sequences:
+    shards = config.mesh.data * config.mesh.fsdp
+    sequences, rest = divmod(groups // shards * config.rollout.group_size, updates.minibatches)
+    if groups % shards or config.data.prompts % shards or rest or not sequences:
         return replace(config, microbatches=1)
     microbatches = min(config.microbatches, sequences)
     while sequences % microbatches:

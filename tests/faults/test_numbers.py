@@ -131,7 +131,8 @@ def test_row_20_numbers_out_of_range_are_refused(kind: type, monkeypatch: pytest
     monkeypatch.setattr(paths, "saved_steps", lambda directory: [2])
     made, hints = valid(kind), get_type_hints(kind, include_extras=True)
     for name, hint in ((name, hint) for each, name, hint in NUMBERS if each is kind):
-        for value in wrong(hint):
+        takes_text = "str" in str(hints[name])
+        for value in (value for value in wrong(hint) if not (takes_text and isinstance(value, str))):
             with refuses(f"{name} = ...must be "):
                 replace(made, **{name: nested(hints[name], hint, value)})
 

@@ -275,7 +275,7 @@ def test_the_output_is_readable(distilled: Distilled):
         ({"--data.prompts": "13"}, "data.prompts = 13:...1...12"),
         (BARE, "rollout.function = test_examples:bare_rollout: ...row_rounds...drafted...accepted"),
         ({"--temperatures": "-1"}, "temperatures = (-1.0,): "),
-        ({"--responses": "nowhere.jsonl"}, "nowhere.jsonl: "),
+        ({"--responses": "nowhere.jsonl"}, "responses = nowhere.jsonl: "),
         ({"--responses": "a", "--save-responses": "b"}, "save_responses = b: "),
         ({"--save-responses": "nowhere/b"}, "save_responses = nowhere/b: "),
     ],

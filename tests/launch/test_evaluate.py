@@ -82,7 +82,8 @@ def test_evaluation_uses_the_fixed_draft_length(drafter: Drafter, length: int, m
     config = SimpleNamespace(rollout=RolloutConfig(draft_length=2, draft_lengths=(0, 1, 5)), seed=0)
     config.eval = SimpleNamespace(samples=4)
     networks = SimpleNamespace(policy=replace(POLICY, eight_bit="int8"), drafter=drafter)
-    experiment: Any = SimpleNamespace(config=config, networks=networks, mesh=None, rollout_fn=None)
+    tokenizer = SimpleNamespace(stop_tokens=(0,))
+    experiment: Any = SimpleNamespace(config=config, networks=networks, mesh=None, rollout_fn=None, tokenizer=tokenizer)
     assert Sampler(experiment, drafter, 4).draft_length == length
     make_evaluate(experiment, lambda rollout, prompts: None, [])  # pyright: ignore[reportArgumentType]
     assert taken == [(POLICY, RolloutConfig(group_size=4, draft_length=length))] * 2
@@ -133,7 +134,7 @@ def test_k_is_the_powers_of_two_by_default():
         ({"--k": "2 5"}, "k = (2, 5): "),
         ({"--save": "nowhere/x.jsonl"}, "save = nowhere/x.jsonl: "),
         ({"--json": "."}, "json = .: "),
-        ({"--files": "nowhere.jsonl"}, "nowhere.jsonl: "),
+        ({"--files": "nowhere.jsonl"}, "files = nowhere.jsonl: "),
         ({"--data.max-prompt-tokens": "2"}, "held-out:...1...2"),
         ({"--rollout.law.top-p": "2"}, "rollout.law.top_p = 2.0: "),
     ],

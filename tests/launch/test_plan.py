@@ -245,7 +245,7 @@ def test_sensible_meshes_use_all_gpus_and_keep_tensor_within_links():
     assert shapes(16, 8, mixture=True) >= {(1, 16, 1, 1), (1, 2, 8, 1), (1, 2, 2, 4), (1, 1, 4, 4)}
     assert {math.prod(shape) for shape in shapes(64, 8, mixture=True)} == {64}
     config = override(CONFIG, {"microbatches": 6})
-    assert [with_mesh(config, MeshConfig(fsdp=size)).microbatches for size in (1, 2, 4)] == [4, 4, 2]
+    assert [with_mesh(config, MeshConfig(fsdp=size)).microbatches for size in (1, 2, 4)] == [8, 4, 2]
 
 
 def test_the_first_ranked_mesh_that_fits_is_planned(

@@ -23,8 +23,8 @@ BYTES = {"--data.tokenizer": "bytes", "--data.chat-template-kwargs": "{}"}
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"--data.train": "nowhere.jsonl"}, "nowhere.jsonl:"),
-        ({"--data.answer-field": "solution"}, "train.jsonl:1:...'solution'...'question'...'answer'"),
+        ({"--data.train": "nowhere.jsonl"}, "data.train = nowhere.jsonl:"),
+        ({"--data.answer-field": "solution"}, "data.answer_field = solution: ...train.jsonl:1...'question'...'answer'"),
         ({"--model.path": "nowhere"}, "model.path = nowhere:"),
         (BYTES | {"--model.path": "nowhere"}, "model.path = nowhere:...config.json"),
         ({"--model.feature-layers": "0 1 7"}, "feature_layers = (0, 1, 7):"),
