@@ -3,7 +3,7 @@
     make real                                                    # fetches the model, runs everything, prints the table
     python -m launch.train smollm2_extraction --model.path DIR   # DIR holds the model in Hugging Face layout
 
-Before training the model wraps the object in talk, makes up keys, or takes the former job for the present one.
+Before training the model makes up keys and facts, or writes a program in place of the object.
 """
 
 from configs.schema import (

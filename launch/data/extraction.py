@@ -19,7 +19,7 @@ QUESTION = '\nWrite this person as JSON: {"name": ..., "age": ..., "job": ..., "
 
 @dataclass(frozen=True)
 class People:
-    """The sentences and the facts to fill in. "{old_job}" and "{old_city}" are those that must not be reported."""
+    """The sentences, and the facts to fill in. Facts in "{old_job}" and "{old_city}" must not be reported."""
 
     sentences: Sequence[str]
     first_names: Sequence[str]
