@@ -11,6 +11,7 @@ from models.config import LayerConfig
 from models.rope import Rotation, rope, rotation
 from specjax import cache as kv
 from specjax import kernels
+from specjax.adapters import SCALE, A, B
 from specjax.cache import View
 from specjax.drafters.training_time_test import attend_pass
 from specjax.parallel.mesh import constrain, gather_weights
@@ -20,6 +21,8 @@ from specjax.types import LayerCache
 
 class Projection(nn.Module):
     """Dense layer over the last `contract` axes of its input: [*batch, *in] -> [*batch, *features].
+
+    An adapter among its parameters (specjax.adapters) adds its product.
 
     Attributes:
         config: Dtypes of the compute and of the parameters.
@@ -50,11 +53,21 @@ class Projection(nn.Module):
         kernel = self._parameter("kernel", fan_in, self.axes, (*inner, *features))
         if isinstance(kernel, jax.Array):  # not one in 8 bits, which only rollouts read
             kernel = gather_weights(kernel.astype(c.dtype), *self.axes)
-        y = project(x.astype(c.dtype), kernel, contract)
+        x = x.astype(c.dtype)
+        y = project(x, kernel, contract)
+        if self.has_variable("params", A):
+            y += self._adapted(x)
         if self.bias:
             bias = self._parameter("bias", nn.initializers.zeros, self.axes[contract:], features).astype(c.dtype)
             y += bias.reshape((1,) * len(batch) + features)
         return y
+
+    def _adapted(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Return s (x A) B in the compute dtype. Each factor is rounded first, as in the rollout's copy."""
+        a, b, scale = (self.get_variable("params", name).astype(self.config.dtype) for name in (A, B, SCALE))
+        into, out = self.axes[: self.contract], self.axes[self.contract :]
+        low = kernels.matmul(x, gather_weights(a, *into, None), self.contract)
+        return kernels.matmul(low * scale, gather_weights(b, None, *out))
 
     def _parameter(
         self, name: str, init: nn.initializers.Initializer, axes: tuple[str | None, ...], shape: tuple[int, ...]

@@ -4,6 +4,7 @@ Labels follow from the names on a parameter's path. A network of your own is lab
 
 - A parameter named `bias` is not a matrix, whatever its rank. Nor is one with fewer than two axes, such as a norm.
 - Embeddings and vocabulary heads have one of the names EMBEDDINGS on their path.
+- The factors of adapters are named as in `specjax.adapters`. They are matrices, but no hidden ones.
 - Stacks of matrices, one for each expert, have the name EXPERTS on their path. Their first axis counts the matrices.
 - A matrix that multiplies activations, and is no table of embeddings, is named `kernel`.
 - Attention's output projection has one of the names OUTPUTS on its path, and contracts all axes but the last. Any other
@@ -16,9 +17,11 @@ import jax
 import optax
 from jaxtyping import Array
 
+from specjax.adapters import A, B
 from specjax.types import PyTree
 
 EMBEDDINGS = {"embed", "embedding", "head", "lm_head"}
+FACTORS = {A, B}
 OUTPUTS = {"o", "out", "o_proj"}
 EXPERTS = "experts"
 
@@ -31,12 +34,12 @@ def matrices(params: PyTree) -> PyTree:
 def hidden_matrices(params: PyTree) -> PyTree:
     """Return the axes of each hidden matrix as `optax.contrib.MuonDimensionNumbers`; None for all other parameters.
 
-    Embeddings and vocabulary heads are not hidden matrices.
+    Embeddings, vocabulary heads and factors of adapters are not hidden matrices.
     """
 
     def axes(path: tuple[Any, ...], x: Array) -> optax.contrib.MuonDimensionNumbers | None:
         names = _names(path)
-        if not _is_matrix(names, x) or EMBEDDINGS & names:
+        if not _is_matrix(names, x) or (EMBEDDINGS | FACTORS) & names:
             return None
         if EXPERTS in names:
             return optax.contrib.MuonDimensionNumbers((1,), (2,))
@@ -49,14 +52,14 @@ def hidden_matrices(params: PyTree) -> PyTree:
 def contracted_axes(params: PyTree) -> PyTree:
     """Return for each parameter named `kernel` how many of its first axes a product contracts; 0 for all others."""
 
-    def count(path: tuple[Any, ...], x: Array) -> int:
+    def count(path: tuple[Any, ...], x: Any) -> int:
         names = _names(path)
         return _contracted(names, x) if "kernel" in names and _is_matrix(names, x) else 0
 
     return jax.tree.map_with_path(count, params)
 
 
-def _contracted(names: set[str], x: Array) -> int:
+def _contracted(names: set[str], x: Any) -> int:
     return x.ndim - 1 if OUTPUTS & names else 1
 
 
@@ -64,5 +67,5 @@ def _names(path: tuple[Any, ...]) -> set[str]:
     return set(jax.tree_util.keystr(path, simple=True, separator="/").split("/"))
 
 
-def _is_matrix(names: set[str], x: Array) -> bool:
+def _is_matrix(names: set[str], x: Any) -> bool:
     return x.ndim >= 2 and "bias" not in names

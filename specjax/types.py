@@ -57,11 +57,14 @@ class Params:
 
     memory: what the drafter keeps of earlier rollouts, by prompt id. No optimiser touches it. () for most drafters, and
             for prompts whose ids are not those of training.
+    base:   frozen parameters of the policy, if `policy` holds adapters to them (specjax.adapters). () if `policy`
+            holds all of its parameters, as it does in a rollout function.
     """
 
     policy: PyTree
     draft: PyTree
     memory: PyTree = ()
+    base: PyTree = ()
 
 
 @pytree
@@ -72,7 +75,7 @@ class TrainState:
         step:       int32 scalar, updates so far; all noise is keyed by it and the seed.
         params:     Parameters of both networks.
         optimizer:  Optimiser states, arranged like the parameters.
-        reference:  Policy parameters that KL is measured against, never updated; or None.
+        reference:  Policy parameters that KL is measured against, never updated; {} for `params.base`; or None.
         drafting:   State from which draft lengths are chosen (specjax.cost.Drafting); None if there is only one length.
         adaptation: State that controls draft training (specjax.train.draft.schedule); None without a draft to train.
         ahead:      Rollouts that wait for their updates (specjax.asynchronous), oldest first; on their own mesh.
@@ -183,6 +186,8 @@ class Policy:
         mixture:    Sizes of the mixture of experts; None without one.
         eight_bit:  Format of the kernels in the rollout's copy (specjax.quantization); None: `dtype`. Any format
                     changes the law that the rollout samples from.
+        merged:     Whether adapters are merged into the kernels of the rollout's copy (specjax.adapters). Rounding then
+                    changes the law.
     """
 
     apply: Callable[..., PolicyOutput]
@@ -193,6 +198,7 @@ class Policy:
     dtype: jnp.dtype
     mixture: Mixture | None = None
     eight_bit: EightBit | None = None
+    merged: bool = False
 
 
 class Writer(enum.IntEnum):

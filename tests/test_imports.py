@@ -15,7 +15,7 @@ PACKAGES = ("specjax", "models", "configs", "launch", "benchmarks")
 ROOMS = {
     "specjax": (
         ("chunks", "options", "types"),
-        ("kernels", "keys", "parallel"),
+        ("adapters", "kernels", "keys", "parallel"),
         ("cache", "param_labels", "sampling"),
         ("log_probs", "quantization", "verify"),
         ("drafters",),
@@ -29,7 +29,7 @@ ROOMS = {
         ("files", "json_fields", "rope"),
         ("config",),
         ("params",),
-        ("layers",),
+        ("layers", "lora"),
         ("moe",),
         ("decoder",),
         ("drafts",),

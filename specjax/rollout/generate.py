@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
 
 from specjax import kernels
+from specjax.adapters import adapters_off, joined, merged
 from specjax.drafters import Drafter
 from specjax.keys import SeedStep
 from specjax.parallel import processes
@@ -27,8 +28,10 @@ Generate = Callable[[Params, Prompts, SeedStep, Choice], Rollout]
 def prepare(policy: Policy, drafter: Drafter, params: Params) -> Params:
     """Cast the parameters to the policy's compute dtype, and the kernels of each network with `eight_bit` to 8 bits.
 
-    This is one half of what arXiv 2604.26779 calls "prepare"; `per_shard` does the other, the gather.
+    Adapters join the base, or are merged into it. This is one half of what arXiv 2604.26779 calls "prepare";
+    `per_shard` does the other, the gather.
     """
+    params = merged(params) if policy.merged else joined(params)
     return Params(
         rollout_copy(params.policy, policy.dtype, policy.eight_bit),
         rollout_copy(params.draft, policy.dtype, drafter.eight_bit),
@@ -46,6 +49,7 @@ def make_prepare(policy: Policy, drafter: Drafter, params: Params) -> Callable[[
 
 def gathered_shardings(policy: Policy, drafter: Drafter, params: Params) -> PyTree:
     """Return the shardings of prepared parameters gathered over data and fsdp; None where a parameter has no mesh."""
+    params = adapters_off(params) if policy.merged and params.base else joined(params)
 
     def gathered(x: Array | jax.ShapeDtypeStruct) -> NamedSharding | None:
         if not isinstance(x.sharding, NamedSharding):

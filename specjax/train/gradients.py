@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float
 
+from specjax.adapters import joined
 from specjax.log_probs import token_log_probs, without_logits
 from specjax.train.batch import Sequences, TrainBatch, split
 from specjax.train.draft.loss import add_replay_gradient, gradient_and_sums, no_draft_sums
@@ -51,7 +52,7 @@ def accumulate(
         gradients, sums = in_window(run, context.ladder, *part)
         return jax.tree.map(jnp.add, total, gradients), sums
 
-    zeros = replace(jax.tree.map(jnp.zeros_like, params), memory=())
+    zeros = Params(*jax.tree.map(jnp.zeros_like, (params.policy, params.draft)))
     gradients, parts = jax.lax.scan(add, zeros, split((batch, *weights), context.microbatches))
     if replay is not None and context.train_draft and jax.tree.leaves(params.draft):
         with jax.named_scope("replay"):
@@ -75,7 +76,7 @@ def microbatch_gradients(
     """
     with jax.named_scope("policy_gradient"):
         differentiate = jax.grad(weighted_policy_loss, argnums=1, has_aux=True)
-        policy, (output, policy_sums) = differentiate(context, params.policy, batch, *weights)
+        policy, (output, policy_sums) = differentiate(context, params.policy, params.base, batch, *weights)
     if not jax.tree.leaves(params.draft):
         return Params(policy, params.draft), Sums(policy_sums, no_draft_sums())
     if context.anchors and not context.drafter.reads_logits and not isinstance(draft_due, bool):
@@ -92,15 +93,18 @@ def microbatch_gradients(
 
 def weighted_policy_loss(
     context: LossContext,
-    weights: PyTree,
+    trained: PyTree,
+    base: PyTree,
     batch: TrainBatch,
     weight: Float[Array, "R S"],
     balance_weight: Float[Array, "R S"] | None = None,
 ) -> tuple[Float[Array, ""], tuple[PolicyOutput, PolicySums]]:
     """Return the policy's loss over a microbatch, its forward and its sums; only the loss is differentiable.
 
-    weight: weight of each token in the loss. balance_weight: likewise in the routers' (`sum_routing`).
+    trained, base: `policy` and `base` of the parameters. weight: weight of each token in the loss. balance_weight:
+    likewise in the routers' (`sum_routing`).
     """
+    weights = joined(Params(trained, {}, base=base)).policy
     output = context.forward(weights, batch)
     theta, entropy = token_log_probs(weights, output, batch.tokens, context.law)
     inputs = loss_inputs(theta, batch)

@@ -181,4 +181,4 @@ def apply_gradients(
         lambda _, state, draft, finite: (draft, state),
         *(gradients.draft, states.draft, params.draft, finite.draft),
     )
-    return Params(policy, draft, params.memory), Params(policy_state, draft_state)
+    return replace(params, policy=policy, draft=draft), Params(policy_state, draft_state)

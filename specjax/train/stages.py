@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
+from specjax.adapters import joined
 from specjax.carry_over.groups import carry_over_metrics, carry_over_of
 from specjax.carry_over.rollout import carry_over, carry_over_fn
 from specjax.cost import choose, update_drafting
@@ -150,10 +151,12 @@ class Stages:
             raise ValueError(f"kl_coefficient = {loss.kl_coefficient}: the state has no reference policy")
         # The reference policy has experts of its own choice.
         own_routes = replace(sequences, routes=None)
-        reference = None if state.reference is None else under(state.reference, own_routes)
+        reference = None
+        if state.reference is not None:
+            reference = under(state.reference or state.params.base, own_routes)
         old = None
         if updates.recompute_old or ((updates.several or loss.in_reward) and sequences.mu is None):
-            old = under(state.params.policy)
+            old = under(joined(state.params).policy)
         elif updates.several:
             old = sequences.mu
         return LogProbs(old, reference)
@@ -181,8 +184,11 @@ class Stages:
         due = draft_is_due(config.draft_training, state, batch)
         train_draft = due if context.train_draft else False
 
+        # The updates do not carry the frozen base along.
+        base, changing = state.params.base, replace(state.params, base=())
+
         def gradients(params: Params, batch: TrainBatch, replay: Sequences | None) -> tuple[Params, Sums]:
-            return accumulate(context, params, batch, due, replay)
+            return accumulate(context, replace(params, base=base), batch, due, replay)
 
         replay = replay_rows(state)
         if context.anchors:
@@ -192,7 +198,7 @@ class Stages:
         rows = sort_rows(batch, self.mesh, config.microbatches, updates.minibatches) if config.ladder else batch
         optimizers = optimizers_of(config)
         params, moments, report = run_updates(
-            gradients, optimizers, state.params, state.optimizer, rows, replay, train_draft, updates
+            gradients, optimizers, changing, state.optimizer, rows, replay, train_draft, updates
         )
         with_draft = bool(jax.tree.leaves(state.params.draft))
         alarm = math.inf if self.lagging else config.gap_alarm, config.loss.by_sequence
@@ -208,7 +214,7 @@ class Stages:
         if reference is not None and config.reference_every:
             renew = step % config.reference_every == 0
             reference = jax.tree.map(lambda new, old: jnp.where(renew, new, old), params.policy, reference)
-        state = replace(state, step=step, params=params, optimizer=moments, reference=reference)
+        state = replace(state, step=step, params=replace(params, base=base), optimizer=moments, reference=reference)
         return state, metrics | acceptance
 
     def remember(self, state: TrainState, prompts: Prompts, rollout: Rollout, metrics: Metrics) -> TrainState:

@@ -28,7 +28,7 @@ def init_train_state(
 ) -> TrainState:
     """Return a fresh state around `params`, which must be on the mesh already. Moments are sharded as their parameters.
 
-    with_reference: keep a copy of the current policy as the reference for KL.
+    with_reference: keep a reference for KL: a copy of the current policy, or the base of one with adapters.
     seconds:        seconds of a round, for each phase that `lay_out` returns and each of the rollout's draft_lengths;
                     required if draft_lengths is set.
     prompts:        (prompts per step, padded width); required if rollouts are replayed, and with carry-over.
@@ -80,7 +80,7 @@ def abstract_train_state(
             policy=like(state.optimizer.policy, moment_shardings(optimizers.policy, params.policy, mesh)),
             draft=like(state.optimizer.draft, moment_shardings(optimizers.draft, params.draft, mesh)),
         ),
-        reference=None if state.reference is None else like(state.reference, own.policy),
+        reference=like(state.reference, own.policy) if state.reference else state.reference,
         drafting=placed(state.drafting, everywhere),
         adaptation=adaptation,
         carried=placed(state.carried, NamedSharding(mesh, P(BATCH_AXES))),
@@ -99,12 +99,17 @@ def _initial(
     if prompts is not None:
         groups = config.selection.groups or prompts[0]
         rows = groups * config.rollout.group_size, prompts[1] + config.rollout.max_new_tokens
+    if params.base and config.reference_every:
+        raise ValueError(
+            f"reference_every = {config.reference_every}: must be 0 with adapters, whose reference is the base"
+        )
     optimizers = optimizers_of(config)
+    reference = {} if params.base else jax.tree.map(jnp.copy, params.policy)
     return TrainState(
         step=jnp.int32(0),
         params=params,
         optimizer=Params(optimizers.policy.init(params.policy), optimizers.draft.init(params.draft)),
-        reference=jax.tree.map(jnp.copy, params.policy) if with_reference else None,
+        reference=reference if with_reference else None,
         drafting=None if seconds is None else init_drafting(config.rollout.draft_lengths, seconds),
         adaptation=init_draft_training(config.draft_training, rows) if jax.tree.leaves(params.draft) else None,
         carried=nothing_carried(config.rollout, prompts),

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
 from specjax import kernels
+from specjax.adapters import joined
 from specjax.drafters import Drafter
 from specjax.drafters.base import Anchors
 from specjax.log_probs import teacher_forced
@@ -159,7 +160,7 @@ def make_predict(
 
     def run(params: Params, sequences: Sequences) -> tuple[Array, Array]:
         def overlap(part: Sequences) -> Array:
-            output = context.forward(params.policy, part)
+            output = context.forward(joined(params).policy, part)
             return jnp.sum(draft_loss(context, params, params.draft, part, output, None).overlap)
 
         _check_rows(sequences, mesh, microbatches)

@@ -1,5 +1,6 @@
 """The draft's loss: its gradient, and the sums over tokens that metrics, schedule and alarm read."""
 
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -7,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from specjax.adapters import joined
 from specjax.drafters.base import Anchors, DraftLoss, at_anchors
 from specjax.train.batch import Sequences, TrainBatch, split
 from specjax.train.ladder import in_window
@@ -50,7 +52,7 @@ def draft_loss(
     output:  of the policy, through stop_gradient.
     anchors: the completion tokens that count; None: all.
     """
-    both = Params(jax.lax.stop_gradient(params.policy), draft, params.memory)
+    both = replace(jax.lax.stop_gradient(joined(params)), draft=draft)
     return context.drafter.loss(both, sequences.tokens, output, sequences.completion, context.law, anchors)
 
 
@@ -91,7 +93,7 @@ def add_replay_gradient(
 
     def run(part: Sequences) -> PyTree:
         with jax.named_scope("policy_forward"):
-            output = jax.lax.stop_gradient(context.forward(params.policy, part))
+            output = jax.lax.stop_gradient(context.forward(joined(params).policy, part))
         with jax.named_scope("draft_gradient"):
             return draft_gradient(context, params, tokens, part, output, context.anchors_of(part))[0]
 

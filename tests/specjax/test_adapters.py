@@ -1,0 +1,105 @@
+"""Adapters in the one program: off at B = 0, the gradient of the full one, a base that never changes."""
+
+from dataclasses import replace
+from functools import partial
+
+import flax.traverse_util
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from models.decoder import init_decoder
+from models.lora import LoraConfig, adapted_layers, init_adapters, with_scales
+from models.params import init_params, param_shardings
+from specjax.adapters import joined, merged
+from specjax.train.gradients import accumulate, log_probs_of
+from specjax.train.loss import LossConfig
+from specjax.train.stages import Stages
+from specjax.train.state import init_train_state
+from specjax.train.train_step import make_train_step
+from specjax.types import Params
+from tests.specjax.training import (
+    CONFIG,
+    DECODER,
+    assert_same_bits,
+    count_fives,
+    host_copy,
+    make_prompts,
+    mesh_of,
+    networks,
+    params_on,
+    ragged_batch,
+    relative_gap,
+)
+
+LORA = LoraConfig(rank=3, alpha=6.0)
+LAYERS = adapted_layers(partial(init_decoder, DECODER), LORA)
+
+
+def adapted_params(mesh: Mesh, b_scale: float = 0.0) -> Params:
+    """Return `params_on` with the policy as the base, and adapters whose B is random, `b_scale` large."""
+    full, init = params_on(mesh), partial(init_adapters, LAYERS)
+    adapters = init_params(init, jax.random.key(1), mesh)
+    if b_scale:
+        rng = np.random.default_rng(2)
+        drawn = jax.tree.map(lambda x: np.float32(b_scale * rng.standard_normal(x.shape)), adapters)
+        adapters = jax.device_put(drawn, param_shardings(init, mesh))
+    return Params(adapters, full.draft, base=with_scales(full.policy, LAYERS, mesh))
+
+
+def test_fresh_adapters_change_nothing_and_the_base_stays():
+    mesh = mesh_of(2)
+    policy, drafter = networks()
+    config = replace(CONFIG, rollout=replace(CONFIG.rollout, verifier="coupled"))
+    step = make_train_step(policy, drafter, count_fives, config, mesh)
+    plain_step = make_train_step(policy, drafter, count_fives, config, mesh)
+    params = adapted_params(mesh)
+    base = host_copy(params.base)
+    state = init_train_state(params, config, mesh)
+    plain = init_train_state(params_on(mesh), config, mesh)
+    state, rollout, metrics = step(state, make_prompts())
+    plain, expected, plain_metrics = plain_step(plain, make_prompts())
+    for name in ("tokens", "lengths", "law", "full", "accepted", "drafted"):
+        np.testing.assert_array_equal(getattr(rollout, name), getattr(expected, name), err_msg=name)
+    assert float(metrics["loss/policy"]) == float(plain_metrics["loss/policy"])
+    for _ in range(2):
+        state, *_ = step(state, make_prompts())
+    assert_same_bits(state.params.base, base)
+
+
+def test_gradients_are_those_of_the_full_gradient():
+    """dA = s G B^T and dB = s A^T G, where G is the gradient of W + s A B."""
+    mesh = mesh_of()
+    policy, drafter = networks()
+    context = replace(Stages(policy, drafter, count_fives, CONFIG, mesh).loss_context, anchors=0)
+    params, batch = adapted_params(mesh, b_scale=0.3), ragged_batch(8, 26)
+    run = jax.jit(partial(accumulate, context))
+    found, full = run(params, batch)[0], run(merged(params), batch)[0]
+    assert relative_gap(found.draft, full.draft) < 1e-5
+    expected = {}
+    for layer in LAYERS:
+        base, adapter, gradient = params.base, params.policy, full.policy
+        for name in layer.path:
+            base, adapter, gradient = base[name], adapter[name], gradient[name]
+        size = int(np.prod(layer.into))
+        full_gradient = np.asarray(gradient["kernel"], np.float64).reshape(size, -1)
+        a, b = (np.asarray(adapter[name], np.float64) for name in ("lora_a", "lora_b"))
+        a_gradient = layer.scale * full_gradient @ b.reshape(layer.rank, -1).T
+        b_gradient = layer.scale * a.reshape(size, -1).T @ full_gradient
+        expected[layer.path] = {"lora_a": a_gradient.reshape(a.shape), "lora_b": b_gradient.reshape(b.shape)}
+    assert relative_gap(found.policy, flax.traverse_util.unflatten_dict(expected)) < 1e-5
+
+
+def test_merged_equals_unmerged_and_the_base_is_the_reference():
+    mesh = mesh_of()
+    policy, drafter = networks()
+    context = replace(Stages(policy, drafter, count_fives, CONFIG, mesh).loss_context, anchors=0)
+    params, batch = adapted_params(mesh, b_scale=0.3), ragged_batch(8, 26)
+    run = jax.jit(partial(log_probs_of, context, mesh=mesh))
+    unmerged, in_one, off = (run(x.policy, batch) for x in (joined(params), merged(params), params_on(mesh)))
+    np.testing.assert_allclose(unmerged, in_one, atol=1e-5)
+    assert np.abs(np.asarray(unmerged) - np.asarray(off)).max() > 0.1
+    config = replace(CONFIG, loss=LossConfig(kl_coefficient=0.1))
+    state = init_train_state(params, config, mesh, with_reference=True)
+    reference = jax.jit(Stages(policy, drafter, count_fives, config, mesh).logprob)(state, batch).reference
+    np.testing.assert_array_equal(reference, off)
