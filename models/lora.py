@@ -71,7 +71,13 @@ class LoraConfig(Options):
 
     @property
     def enabled(self) -> bool:
+        """Return whether the policy has adapters."""
         return self.rank > 0 or self.path is not None
+
+    @property
+    def named(self) -> str:
+        """Return the option that turns adapters on, for messages."""
+        return f"lora.rank = {self.rank}" if self.path is None else f"lora.path = {self.path}"
 
 
 class Adapted(NamedTuple):

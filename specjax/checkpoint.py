@@ -242,14 +242,17 @@ class Checkpointer:
         check_finite(items["params"], self._directory / str(step))
         return Params(**items["params"]["params"]), items["extra"]
 
-    def restore_policy(self, abstract: PyTree, which: Which = "newest") -> PyTree:
-        """Return the policy's parameters of a checkpoint, with any or no draft. Raises as `restore_params` does."""
+    def restore_policy(self, abstract: PyTree, which: Which = "newest") -> tuple[PyTree, dict[str, Any]]:
+        """Return the policy's parameters and `extra` of a checkpoint, with any or no draft.
+
+        Raises as `restore_params` does.
+        """
         step, policy = self.step_of(which), {"params": {"policy": abstract}}
-        processes.on_primary(lambda: check_manifest(self._directory / str(step), ("params",)))
+        processes.on_primary(lambda: check_manifest(self._directory / str(step), ("params", "extra")))
         self._compare(step, "params", policy, "params.policy.")
-        items = self._read(step, {"params": policy})
+        items = self._read(step, {"params": policy}, ("extra",))
         check_finite(items["params"], self._directory / str(step))
-        return items["params"]["params"]["policy"]
+        return items["params"]["params"]["policy"], items["extra"]
 
     def step_of(self, which: Which) -> int:
         """Return the step of a checkpoint. Raises ValueError with one line if there is no such checkpoint."""

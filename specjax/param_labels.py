@@ -4,7 +4,6 @@ Labels follow from the names on a parameter's path. A network of your own is lab
 
 - A parameter named `bias` is not a matrix, whatever its rank. Nor is one with fewer than two axes, such as a norm.
 - Embeddings and vocabulary heads have one of the names EMBEDDINGS on their path.
-- The factors of adapters are named as in `specjax.adapters`. They are matrices, but no hidden ones.
 - Stacks of matrices, one for each expert, have the name EXPERTS on their path. Their first axis counts the matrices.
 - A matrix that multiplies activations, and is no table of embeddings, is named `kernel`.
 - Attention's output projection has one of the names OUTPUTS on its path, and contracts all axes but the last. Any other
@@ -17,11 +16,9 @@ import jax
 import optax
 from jaxtyping import Array
 
-from specjax.adapters import A, B
 from specjax.types import PyTree
 
 EMBEDDINGS = {"embed", "embedding", "head", "lm_head"}
-FACTORS = {A, B}
 OUTPUTS = {"o", "out", "o_proj"}
 EXPERTS = "experts"
 
@@ -34,12 +31,12 @@ def matrices(params: PyTree) -> PyTree:
 def hidden_matrices(params: PyTree) -> PyTree:
     """Return the axes of each hidden matrix as `optax.contrib.MuonDimensionNumbers`; None for all other parameters.
 
-    Embeddings, vocabulary heads and factors of adapters are not hidden matrices.
+    Embeddings and vocabulary heads are not hidden matrices.
     """
 
     def axes(path: tuple[Any, ...], x: Array) -> optax.contrib.MuonDimensionNumbers | None:
         names = _names(path)
-        if not _is_matrix(names, x) or (EMBEDDINGS | FACTORS) & names:
+        if not _is_matrix(names, x) or EMBEDDINGS & names:
             return None
         if EXPERTS in names:
             return optax.contrib.MuonDimensionNumbers((1,), (2,))

@@ -13,6 +13,7 @@ from configs.schema.records import CheckpointConfig, EvalConfig, LogConfig, Spee
 from configs.schema.rewards import LengthConfig, RewardConfig
 from configs.schema.run import RunConfig
 from models.config import DecoderConfig
+from models.lora import LoraConfig
 from specjax.parallel.mesh import MeshConfig
 from specjax.sampling import SamplingLaw
 from specjax.train.advantage import AdvantageConfig

@@ -10,6 +10,7 @@ from configs.schema.hosts import HostsConfig
 from configs.schema.networks import DraftConfig, ModelConfig
 from configs.schema.records import CheckpointConfig, EvalConfig, LogConfig, SpeedupConfig
 from configs.schema.rewards import RewardConfig
+from models.lora import LoraConfig
 from specjax.options import NonNegative, Positive
 from specjax.parallel.mesh import MeshConfig
 from specjax.train.config import TrainConfig
@@ -48,6 +49,7 @@ class RunConfig(TrainConfig):
     asynchronous: AsynchronousConfig = field(default_factory=AsynchronousConfig)
     hosts: HostsConfig = field(default_factory=HostsConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
+    lora: LoraConfig = field(default_factory=LoraConfig)
     draft: DraftConfig = field(default_factory=DraftConfig)
     data: DataConfig = field(default_factory=DataConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -70,8 +72,21 @@ class RunConfig(TrainConfig):
         lag = self.asynchronous.lag
         if lag and lag >= self.steps:
             raise ValueError(f"asynchronous.lag = {lag}: must be less than steps = {self.steps}")
+        if self.lora.enabled:
+            self._check_lora()
         if self.rollout.verifier not in VERIFIERS:
             raise ValueError(f"rollout.verifier: must be one of {', '.join(VERIFIERS)} in a recipe, to be written down")
+
+    def _check_lora(self) -> None:
+        """Raise ValueError for options that have no meaning with adapters."""
+        for name, value, allowed in (
+            ("model.family", self.model.family, None),
+            ("reference_every", self.reference_every, 0),
+            ("policy_optimizer.kind", self.policy_optimizer.kind, "adamw"),
+            ("model.rollout_dtype", self.model.rollout_dtype if self.lora.base_dtype else None, None),
+        ):
+            if value != allowed:
+                raise ValueError(f"{name} = {value}: must be {allowed} with {self.lora.named}")
 
 
 def check_correction(config: RunConfig) -> None:
@@ -82,6 +97,7 @@ def check_correction(config: RunConfig) -> None:
     needed = "updates.recompute_old = True" if uncorrected else "loss.importance_cap a number such as 2"
     for name, value, same in (
         ("model.rollout_dtype", config.model.rollout_dtype, None),
+        ("lora.merged", config.lora.merged, False),
         ("asynchronous.lag", config.asynchronous.lag, 0),
         ("rollout.carry_over", config.rollout.carry_over, None),
     ):

@@ -45,6 +45,9 @@ _CONTACT_ERRORS = re.compile(
 # Fields by which a draft's kind is described. Other kinds refuse them.
 _OF_A_KIND = ("path", "vocab_size", "architecture", "mtp_convention", "unroll", "decay")
 
+# Learning rate of adapters, as a multiple of that of all weights (Thinking Machines, "LoRA Without Regret", 2025).
+LORA_RATE = 10
+
 _ALGORITHM_OPTION = Field(
     "algorithm",
     (Literal[tuple(ALGORITHMS)], NoneType),  # pyright: ignore[reportInvalidTypeForm]
@@ -203,6 +206,7 @@ def with_consequences(recipe: RunConfig, values: Mapping[str, Any]) -> dict[str,
     - A draft length fixes it, where a recipe chooses among several.
     - A draft of another kind is not described by the fields of the recipe's; one from files has its own vocabulary.
     - Without a draft there is nothing to draft with or to distil.
+    - The learning rate of adapters is ten times that of all weights.
     """
     draft, follows = recipe.draft, dict[str, Any]()
     kind = values.get("draft.kind", draft.kind)
@@ -216,6 +220,10 @@ def with_consequences(recipe: RunConfig, values: Mapping[str, Any]) -> dict[str,
         follows |= {"draft.rollout_dtype": None, "distill.steps": 0}
         if values.get("draft.lookup.kind", draft.lookup.kind) == "none":
             follows |= {"rollout.draft_length": 0, "rollout.draft_lengths": ()}
+    lora = bool(values.get("lora.rank", recipe.lora.rank) or values.get("lora.path", recipe.lora.path))
+    if lora != recipe.lora.enabled:
+        rate = recipe.policy_optimizer.learning_rate
+        follows["policy_optimizer.learning_rate"] = rate * LORA_RATE if lora else rate / LORA_RATE
     return follows | dict(values)
 
 

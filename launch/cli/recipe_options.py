@@ -16,7 +16,7 @@ RECIPE_ONLY = (
 
 _NETWORKS = (
     *("mesh", "model.path", "model.family", "model.feature_layers", "model.dtype", "model.param_dtype"),
-    *("draft.kind", "draft.path", "draft.vocab_size", "draft.mtp_convention", "draft.lookup"),
+    *("lora", "draft.kind", "draft.path", "draft.vocab_size", "draft.mtp_convention", "draft.lookup"),
     *("rollout.draft_length", "rollout.draft_lengths", "rollout.max_new_tokens", "rollout.stop_tokens"),
     "rollout.replace_stop_tokens",
 )
@@ -41,7 +41,8 @@ DIAGNOSE = (*_PROBLEMS, *_NETWORKS, "hosts", "rollout.law", "logit_chunk")
 SAME_AS_RUN = tuple(
     option
     for option in (*RECIPE_ONLY, *DIAGNOSE)
-    if option.partition(".")[0] in ("seed", "data", "model", "draft") and option not in ("model.dtype", "model.path")
+    if option.partition(".")[0] in ("seed", "data", "model", "lora", "draft")
+    and option not in ("model.dtype", "model.path")
 )
 # data.prompts times rollout.group_size sets the number of sequences in a batch.
 EVALUATE = (*GENERATE, "rollout.group_size", "data.prompts", "reward")

@@ -14,6 +14,7 @@ from launch.distillation.teacher_outputs import TeacherOutputCache, picks_of_ste
 from launch.setup.draft_vocabulary import most_frequent
 from launch.setup.experiment import Experiment, check_distillation_batch
 from launch.setup.memory import check_rollout
+from specjax.adapters import joined
 from specjax.drafters import Drafter, NoDrafter
 from specjax.parallel.mesh import batch_shards
 from specjax.train.draft.distill import init_distill_state, make_distill_step
@@ -137,13 +138,13 @@ class DraftTrainer:
         config, policy, mesh = experiment.config, experiment.networks.policy, experiment.mesh
         rows, microbatches = config.distill.batch_size, config.distill.microbatches
         optimizer = make_optimizer(config.draft_optimizer, steps)
-        self._weights, self._seed, self._rows = params.policy, config.seed, rows
+        self._weights, self._seed, self._rows = joined(params).policy, config.seed, rows
         self._phase = long_phases.phase("distillation", steps, "steps")
         self.work = Work(self._phase)
         self._state = self._phase.restore("trainer", init_distill_state(params.draft, optimizer, mesh))
         budget, ladder = config.rollout.max_new_tokens, config.ladder
         self._teacher = TeacherOutputCache(
-            policy, mesh, params.policy, rows, budget, long_phases, microbatches=microbatches, ladder=ladder
+            policy, mesh, self._weights, rows, budget, long_phases, microbatches=microbatches, ladder=ladder
         )
         options = {"microbatches": microbatches, "logit_chunk": config.logit_chunk}
         self._step = make_distill_step(policy, drafter, config.rollout.law, optimizer, mesh, **options)

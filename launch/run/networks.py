@@ -1,9 +1,10 @@
 """Read the networks of a run's checkpoint, or build the ones with which a run starts."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -31,15 +32,28 @@ def restore_params(directory: Path, experiment: Experiment, which: Which = "newe
     """
     with _saves(directory) as saves:
         params, extra = saves.restore_params(_abstract(experiment.networks.params), which)
+    check_base(f"checkpoint = {directory}", experiment, extra)
     if extra["draft_vocabulary"] != experiment.draft_vocabulary:
         raise ConfigError(f"checkpoint = {directory}: its problems differ, and so does its draft vocabulary")
-    return params
+    return replace(params, base=experiment.networks.params.base)
 
 
 def restore_policy(directory: Path, experiment: Experiment, which: Which = "newest") -> PyTree:
-    """Return the policy of a run's checkpoint, whatever its draft."""
+    """Return the policy of a run's checkpoint, or its adapters, whatever its draft."""
     with _saves(directory) as saves:
-        return saves.restore_policy(_abstract(experiment.networks.params.policy), which)
+        policy, extra = saves.restore_policy(_abstract(experiment.networks.params.policy), which)
+    check_base(f"checkpoint = {directory}", experiment, extra)
+    return policy
+
+
+def check_base(source: str, experiment: Experiment, extra: Mapping[str, Any]) -> None:
+    """Raise ConfigError if adapters of a checkpoint belong to other weights. extra: what it stores beside arrays."""
+    expected, found = extra.get("base"), experiment.networks.base_hash
+    if expected != found:
+        raise ConfigError(
+            f"{source}: its adapters were trained beside weights with the hash {expected}; those of model.path = "
+            f"{experiment.config.model.path} have {found}"
+        )
 
 
 def saved_step(directory: Path, which: Which = "newest") -> int:

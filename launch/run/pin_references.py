@@ -1,4 +1,7 @@
-"""Fix what may mean something else to the next process: newest checkpoints, newest commits on the hub, the time."""
+"""Fix what may mean something else to the next process: newest checkpoints, newest commits on the hub, the time.
+
+A run's adapters are described in the run, too.
+"""
 
 from dataclasses import replace
 from datetime import datetime
@@ -35,12 +38,17 @@ def with_commits(config: RunConfig, run: str | Path | None = None, starts: bool 
     """Return the configuration with a commit in each name on the hub, and the time that chat templates show.
 
     run:    directory of a run. A name that the run has too, and that is given without a revision, gets the run's
-            commit, also if the hub has a newer one. The time is the run's too. None: no run.
+            commit, also if the hub has a newer one. The time is the run's too, and so is `lora` unless it is given.
+            None: no run.
     starts: fix the time if no run has one, because a run starts.
     """
     values = processes.on_primary(lambda: _pinned(config, run, starts))
-    # JSON, which processes exchange, has lists for tuples.
-    return override(config, {name: tuple(x) if isinstance(x, list) else x for name, x in values.items()})
+    return override(config, {name: _as_tuple(value) for name, value in values.items()})
+
+
+def _as_tuple(value: Any) -> Any:
+    """Return the value with tuples for the lists of JSON, in which configurations are stored and exchanged."""
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 
 def _pinned(config: RunConfig, run: str | Path | None, starts: bool) -> dict[str, Any]:
@@ -62,6 +70,8 @@ def _pinned(config: RunConfig, run: str | Path | None, starts: bool) -> dict[str
     if config.data.tokenizer == "checkpoint" and config.data.chat_template_time is None:
         now = datetime.now().isoformat(timespec="seconds") if starts else None
         values["data.chat_template_time"] = recorded.get("data.chat_template_time") or now
+    if not config.lora.enabled:
+        values |= {name: value for name, value in recorded.items() if name.startswith("lora.")}
     return values
 
 

@@ -13,6 +13,7 @@ from launch.data.batches import PromptPipeline, fixed_batches
 from launch.distillation.trainer import distill
 from launch.evaluation.sampler import Evaluate, held_out_batch_size, make_evaluate
 from launch.run.logs import RunLogs
+from launch.run.networks import check_base
 from launch.run.summary import summarize
 from launch.run.supervised_warmup import warm_up
 from launch.setup.experiment import Experiment
@@ -54,16 +55,19 @@ def resume_from(
 ) -> Start:
     """Continue from the newest checkpoint; restore `pipeline` and `costs`. Frees the networks of `experiment`.
 
+    A checkpoint of adapters does not hold their base: that of `experiment` goes on.
+
     Raises ConfigError if the checkpoint does not fit the run.
     """
-    abstract = abstract_state(experiment)
+    abstract, params = abstract_state(experiment), experiment.networks.params
     # Otherwise the recipe's networks would occupy memory for the whole run.
-    for x in jax.tree.leaves(experiment.networks.params):
+    for x in jax.tree.leaves(replace(params, base=())):
         x.delete()
     try:
         checkpoint = saves.restore(abstract)
     except ValueError as error:
         raise ConfigError(f"resume: {error}") from error
+    check_base("resume", experiment, checkpoint.extra)
     # Old checkpoints have no checksum.
     if checkpoint.extra.get("problems", experiment.checksum) != experiment.checksum:
         raise ConfigError(
@@ -74,7 +78,8 @@ def resume_from(
     console.print(f"resumed after step {checkpoint.step}")
     if costs is not None:
         costs.resume([Cell(*cell) for cell in checkpoint.extra["cost_cells"]], checkpoint.step)
-    return Start(checkpoint.state, checkpoint.step, checkpoint.extra["accuracy_before"])
+    state = replace(checkpoint.state, params=replace(checkpoint.state.params, base=params.base))
+    return Start(state, checkpoint.step, checkpoint.extra["accuracy_before"])
 
 
 def checkpoint_extra(experiment: Experiment, start: Start, costs: CostTable | None) -> dict[str, Any]:
@@ -82,6 +87,7 @@ def checkpoint_extra(experiment: Experiment, start: Start, costs: CostTable | No
     return {
         "accuracy_before": start.accuracy_before,
         "draft_vocabulary": experiment.draft_vocabulary,
+        "base": experiment.networks.base_hash,
         "problems": experiment.checksum,
         "cost_cells": [] if costs is None else costs.cells,
     }

@@ -28,16 +28,30 @@ def summarize(experiment: Experiment, continuing: bool) -> list[str]:
     if experiment.rollout_mesh is not experiment.mesh:
         meshes["generates"] = experiment.rollout_mesh
     return [
-        f"model: {source}, {_count(experiment.networks.params.policy)}; computes in {config.model.dtype}, "
-        f"trained in {config.model.param_dtype}",
+        f"model: {source}, {_describe_policy(experiment)}",
         f"data: {len(experiment.train_prompts.rows):,} prompts{f' of {origin}' if origin else ''} to train on, "
         f"{len(experiment.problems.held_out):,} held out",
         f"draft: {', '.join(_describe_draft(experiment, continuing))}; {_how_it_drafts(experiment, continuing)}",
         "devices: " + "; ".join(f"{_devices(mesh)} {verb}" for verb, mesh in meshes.items()),
         f"step: {data.prompts} prompts x {rollout.group_size} samples = {experiment.sequences} sequences of up to "
         f"{data.max_prompt_tokens} + {rollout.max_new_tokens} tokens; {config.steps} steps; learning rate "
-        f"{config.policy_optimizer.learning_rate:g}" + ("" if continuing else _shorter_prompts(experiment)),
+        f"{config.policy_optimizer.learning_rate:g}"
+        + " (with LoRA by default ten times the recipe's)" * config.lora.enabled
+        + ("" if continuing else _shorter_prompts(experiment)),
     ]
+
+
+def _describe_policy(experiment: Experiment) -> str:
+    """Return the size of the policy, its dtypes, and its adapters."""
+    params, model, lora = experiment.networks.params, experiment.config.model, experiment.config.lora
+    if not lora.enabled:
+        return f"{_count(params.policy)}; computes in {model.dtype}, trained in {model.param_dtype}"
+    size = f"rank {lora.rank}" if lora.path is None else lora.path
+    merged = ", merged for rollouts" * lora.merged
+    return (
+        f"{_count(params.base)} frozen in {lora.base_dtype or model.dtype}; trains LoRA of {size}{merged}, "
+        f"{_count(params.policy)} in float32"
+    )
 
 
 def _shorter_prompts(experiment: Experiment) -> str:

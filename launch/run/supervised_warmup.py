@@ -13,6 +13,7 @@ from launch.cli.long_phases import LongPhases
 from launch.data.responses import Answers, worked_solutions
 from launch.setup.experiment import Experiment
 from specjax import kernels
+from specjax.adapters import joined
 from specjax.log_probs import teacher_forced, token_log_probs
 from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES
@@ -32,30 +33,35 @@ def warm_up(experiment: Experiment, long_phases: LongPhases) -> Params:
         return experiment.networks.params
     optimizer, rows = make_optimizer(config.optimizer), NamedSharding(mesh, P(BATCH_AXES))
 
-    def loss(params: PyTree, batch: Sequences) -> jax.Array:
+    def loss(trained: PyTree, base: PyTree, batch: Sequences) -> jax.Array:
+        params = joined(Params(trained, {}, base=base)).policy
         output = teacher_forced(policy, params, batch.tokens, experiment.config.logit_chunk)
         log_p, _ = token_log_probs(params, output, batch.tokens, SamplingLaw())
         learnt = batch.completion[:, 1:]
         return -jnp.sum(jnp.where(learnt, log_p, 0.0)) / jnp.sum(learnt, dtype=jnp.float32)
 
-    def step(params: PyTree, moments: PyTree, batch: Sequences) -> tuple[PyTree, PyTree, jax.Array]:
-        value, gradient = jax.value_and_grad(loss)(params, batch)
+    def step(params: PyTree, moments: PyTree, base: PyTree, batch: Sequences) -> tuple[PyTree, PyTree, jax.Array]:
+        value, gradient = jax.value_and_grad(loss)(params, base, batch)
         params, moments = update(optimizer, gradient, moments, params, usable(gradient, value))
         return params, moments, value
 
-    solutions, seed, params = _solutions(experiment), experiment.config.seed, experiment.networks.params.policy
+    solutions, seed, start = _solutions(experiment), experiment.config.seed, experiment.networks.params
+    params, base = start.policy, start.base
     with jax.set_mesh(mesh):
         moments = init_moments(optimizer, params, mesh)
-        layout = jax.tree.map(lambda x: x.sharding, (params, moments))
-        jitted = jax.jit(step, in_shardings=(*layout, rows), out_shardings=(*layout, None), donate_argnums=(0, 1))
+        *layout, frozen = jax.tree.map(lambda x: x.sharding, (params, moments, base))
+        jitted = jax.jit(
+            step, in_shardings=(*layout, frozen, rows), out_shardings=(*layout, None), donate_argnums=(0, 1)
+        )
         with long_phases.phase("warm-up", config.steps, "steps") as phase:
             params, moments = phase.restore("networks", (params, moments))
             for i in range(phase.done, config.steps):
                 batch = solutions.draw(config.batch_size, seed, i)
-                params, moments, value = kernels.finished(jitted(params, moments, processes.place(batch, rows)), mesh)
+                placed = processes.place(batch, rows)
+                params, moments, value = kernels.finished(jitted(params, moments, base, placed), mesh)
                 tokens = int(np.sum(batch.completion))
                 phase.finish({"networks": (params, moments)}, tokens=tokens, note=f"loss {float(value):.3f}")
-    return replace(experiment.networks.params, policy=params)
+    return replace(start, policy=params)
 
 
 def check_warmup(experiment: Experiment) -> None:

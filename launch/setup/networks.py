@@ -10,14 +10,16 @@ from configs.schema import RunConfig
 from launch.cli.errors import ConfigError, as_config_error
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
+from launch.setup.adapters import build_adapters
 from launch.setup.draft import build_draft
 from launch.setup.drafts.base import Draft, DraftContext
 from launch.setup.drafts.saved_head import read_head
 from launch.setup.lookups import abstract_memory, blank_memory, with_lookup
 from launch.setup.policy import build_policy
 from models.config import DecoderConfig
+from specjax.checkpoint_integrity import fingerprint
 from specjax.drafters import Drafter, NoDrafter
-from specjax.types import Params, Policy
+from specjax.types import Params, Policy, PyTree
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,10 @@ class Networks:
         decoder: config of the policy's decoder; None if model.family names a user function.
         policy:  the policy's functions.
         drafter: the drafter of `draft`, combined with a lookup if the run has one.
-        params:  parameters of policy and draft, and the drafter's memory.
+        params:  parameters of policy and draft, and the drafter's memory. With `lora`, those of the policy are its
+                 adapters, and its frozen weights are the base.
         draft:   the draft, as its builder returned it.
+        base_hash: hash of the frozen weights; None without.
     """
 
     decoder: DecoderConfig | None
@@ -37,6 +41,7 @@ class Networks:
     drafter: Drafter
     params: Params
     draft: Draft = Draft(NoDrafter())
+    base_hash: str | None = None
 
 
 def build_networks(
@@ -60,6 +65,10 @@ def build_networks(
         context = DraftContext(config, policy, weights, decoder, mesh, draft_key, problems, tokenizer, saved)
         draft = build_draft(context)
         drafter = with_lookup(draft.drafter, config.draft.lookup, policy, config.rollout)
+        base: PyTree = ()
+        if config.lora.enabled and decoder is not None:
+            lora_key = None if policy_key is None else jax.random.fold_in(policy_key, 1)
+            weights, base = build_adapters(config.lora, decoder, weights, mesh, lora_key)
     except (ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error
     _check_lengths(config)
@@ -68,7 +77,8 @@ def build_networks(
             memory = abstract_memory(drafter, len(problems), config.rollout, mesh)
         else:
             memory = blank_memory(drafter, len(problems), config.draft.lookup.kept, config.rollout, mesh)
-    return Networks(decoder, policy, drafter, Params(weights, draft.params, memory), draft)
+    base_hash = fingerprint(base) if base and not shapes else None
+    return Networks(decoder, policy, drafter, Params(weights, draft.params, memory, base), draft, base_hash)
 
 
 def _check_tokens(tokenizer: Tokenizer, vocab_size: int) -> None:

@@ -44,6 +44,9 @@ def build_policy(config: RunConfig, saved: SavedDraft | None, mesh: Mesh, key: j
     key:   key for random weights. None: build the parameters as shapes without reading weights.
     """
     model, longest = config.model, longest_sequence(config)
+    if config.lora.enabled:
+        # Frozen weights need no precision beyond that of the computation.
+        model = replace(model, param_dtype=model.dtype)
     if model.family is not None:
         if key is None:
             raise ConfigError(f"model.family = {model.family}: must be None for a plan; it supports built-in families")
@@ -54,7 +57,7 @@ def build_policy(config: RunConfig, saved: SavedDraft | None, mesh: Mesh, key: j
         model = replace(model, feature_layers=layers_to_read(saved, config))
         features = saved.config.use_aux_hidden_state
     decoder, weights = build_decoder(model, mesh, key, "model", longest, features=features)
-    policy = replace(make_policy(decoder, model.remat), eight_bit=model.rollout_dtype)
+    policy = replace(make_policy(decoder, model.remat), eight_bit=model.rollout_dtype, merged=config.lora.merged)
     return BuiltPolicy(policy, weights, decoder)
 
 

@@ -67,7 +67,7 @@ def test_round_trip(tmp_path: Path, with_draft: bool, with_reference: bool):
     with Checkpointer(tmp_path) as saves:
         checkpoint = saves.restore(abstract(state))
         params, extra = saves.restore_params(abstract(state).params)
-        assert_same(saves.restore_policy(abstract(state).params.policy), state.params.policy)
+        assert_same(saves.restore_policy(abstract(state).params.policy)[0], state.params.policy)
         with refuses("params.policy."):
             saves.restore_policy(abstract(state).params.policy | {"more": abstract(state).step})
     assert extra == EXTRA
