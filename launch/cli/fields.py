@@ -120,7 +120,9 @@ def _shape(kind: Any) -> str:
 def _read(kind: Any, words: list[str]) -> Any:
     """Parse words into a value of type `kind`. Raise KeyError or ValueError if they are not one."""
     if get_origin(kind) is tuple:
-        item = get_args(kind)[0]
+        item, *rest = get_args(kind)
+        if rest != [Ellipsis]:
+            return tuple(_read(each, [word]) for each, word in zip((item, *rest), words, strict=True))
         if str in (either := alternatives(item)) and len(either) > 1:
             return tuple(value for word in words for value in _numbers_or_text(word))
         if item is not str:

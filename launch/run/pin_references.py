@@ -40,7 +40,7 @@ def with_commits(config: RunConfig, run: str | Path | None = None, starts: bool 
     run:    directory of a run. A name that the run has too, and that is given without a revision, gets the run's
             commit, also if the hub has a newer one. The time is the run's too, and so is `lora` unless it is given.
             None: no run.
-    starts: fix the time if no run has one, because a run starts.
+    starts: a run starts or goes on: fix the time if no run has one, and take `lora` as it is given.
     """
     values = processes.on_primary(lambda: _pinned(config, run, starts))
     return override(config, {name: _as_tuple(value) for name, value in values.items()})
@@ -70,7 +70,7 @@ def _pinned(config: RunConfig, run: str | Path | None, starts: bool) -> dict[str
     if config.data.tokenizer == "checkpoint" and config.data.chat_template_time is None:
         now = datetime.now().isoformat(timespec="seconds") if starts else None
         values["data.chat_template_time"] = recorded.get("data.chat_template_time") or now
-    if not config.lora.enabled:
+    if not starts and not config.lora.enabled:
         values |= {name: value for name, value in recorded.items() if name.startswith("lora.")}
     return values
 

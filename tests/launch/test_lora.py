@@ -1,0 +1,118 @@
+"""A run with adapters: what it saves, how it goes on, and what other programs make of it."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from configs.override import override
+from configs.schema import RunConfig
+from launch.cli.long_phases import LongPhases
+from launch.cli.options import parse_run
+from launch.cli.signals import StopSignals
+from launch.run.directory import open_run
+from launch.run.networks import restore_params
+from launch.run.pin_references import with_commits
+from launch.run.summary import summarize
+from launch.setup.experiment import build_experiment
+from launch.train import train
+from specjax.checkpoint_integrity import fingerprint
+from specjax.types import TrainState
+from tests.launch.programs import ONE_LAYER, SMALLEST, assert_same_run, saved_state
+from tests.launch.test_resume import odd
+from tests.refusals import refuses
+
+CONFIG = override(
+    SMALLEST,
+    {
+        **{"name": "lora", "steps": 50, "probe_every": 0, "lora.rank": 2, "lora.alpha": 6.0, "print_every": 50},
+        **{"draft.kind": "model", "draft.architecture": ONE_LAYER, "rollout.draft_length": 1},
+        **{"rollout.group_size": 2, "rollout.max_new_tokens": 8, "data.prompts": 2, "loss.kl_coefficient": 0.1},
+        **{"reward.scorer": "exact_traced", "policy_optimizer.learning_rate": 0.1, "checkpoint.every": 25},
+    },
+)
+
+
+def run(config: RunConfig) -> tuple[TrainState, str | None]:
+    """Return the last state of a run, and the hash of its base before the first step."""
+    with open_run(config) as directory:
+        experiment = build_experiment(config, asynchronous=True)
+        state, _ = train(experiment, odd, odd, directory, StopSignals(print), LongPhases())
+        return state, experiment.networks.base_hash
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainState, str | None]:
+    directory = tmp_path_factory.mktemp("lora") / "run"
+    return directory, *run(replace(CONFIG, out=str(directory)))
+
+
+def test_the_base_stays_and_is_not_saved(trained: tuple[Path, TrainState, str | None]):
+    directory, state, base_hash = trained
+    assert fingerprint(state.params.base) == base_hash
+    assert all(np.asarray(x).any() for x in jax.tree.leaves(state.params.policy))
+    networks, rest = saved_state(directory, 50)
+    assert {path[-1].key for path, _ in jax.tree.leaves_with_path(networks["params"]["policy"])} == {"lora_a", "lora_b"}
+    kernel = state.params.base["layer_0"]["mlp"]["gate"]["kernel"].shape
+    assert kernel not in [x.shape for x in jax.tree.leaves((networks["params"]["policy"], rest["optimizer"]["policy"]))]
+    extra = json.loads((directory / "checkpoints/50/extra/metadata").read_text())
+    assert extra["base"] == base_hash
+
+
+def test_a_killed_run_goes_on_to_the_bit(trained: tuple[Path, TrainState, str | None], tmp_path: Path):
+    directory, *_ = trained
+    copied = tmp_path / "run"
+    shutil.copytree(directory, copied)
+    shutil.rmtree(copied / "checkpoints" / "50")
+    config = replace(CONFIG, out=str(copied), resume=True)
+    stored = copied / "config.json"
+    stored.write_text(stored.read_text().replace(str(directory), str(copied)))
+    run(config)
+    assert_same_run(copied, directory, 50)
+
+
+def test_adapters_refuse_another_base(trained: tuple[Path, TrainState, str | None]):
+    directory, _, base_hash = trained
+    other = build_experiment(replace(CONFIG, seed=CONFIG.seed + 1), training=False)
+    with refuses(f"checkpoint = {directory}...trained beside weights with the hash {base_hash}"):
+        restore_params(directory, other)
+
+
+def test_programs_take_adapters_from_the_run(trained: tuple[Path, TrainState, str | None]):
+    directory, state, _ = trained
+    config = with_commits(override(CONFIG, {"lora.rank": 0, "lora.alpha": None}), directory)
+    assert config.lora == CONFIG.lora
+    params = restore_params(directory, build_experiment(config, training=False))
+    jax.tree.map(np.testing.assert_array_equal, params.policy, state.params.policy)
+
+
+def test_the_start_states_the_adapters_and_their_rate():
+    config = parse_run(["tiny", "--lora.rank", "4"], "launch.train", "")
+    assert config.policy_optimizer.learning_rate == pytest.approx(4e-4)
+    model, *_, step = summarize(build_experiment(CONFIG), continuing=False)
+    assert "frozen in float32; trains LoRA of rank 2" in model
+    assert "learning rate 0.1 (with LoRA by default ten times the recipe's)" in step
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lora.rank": 0}, "lora.alpha = 6.0: must be None without lora.rank or lora.path"),
+        ({"lora.path": "adapter"}, "lora.rank = 2: must be 0 with lora.path"),
+        ({"lora.targets": ()}, "lora.targets = ()"),
+        ({"reference_every": 2}, "reference_every = 2: must be 0 with lora.rank = 2"),
+        ({"policy_optimizer.kind": "muon"}, "policy_optimizer.kind = muon: must be adamw with lora.rank = 2"),
+        (
+            {"lora.merged": True, "loss.importance_cap": None},
+            "lora.merged = True: must be False, or loss.importance_cap",
+        ),
+        ({"lora.rank_pattern": ((3, "layer_9.q"),)}, "lora.rank_pattern = 3 layer_9.q: no layer"),
+    ],
+)
+def test_adapters_are_refused(changes: dict, message: str):
+    with refuses(message):
+        build_experiment(override(CONFIG, changes))
