@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 # Set only in recipe files: network shapes, the task, and settings that few runs change.
 RECIPE_ONLY = (
-    *("name", "model.architecture", "draft.architecture", "draft.head"),
+    *("name", "model.architecture", "lora.rslora", "lora.rank_pattern", "draft.architecture", "draft.head"),
     *("draft.intermediate_size", "draft.num_heads", "draft.num_kv_heads", "draft.head_dim"),
     *("draft.lookup.min_n", "draft.lookup.max_n", "draft.lookup.factor", "draft.lookup.offset"),
     *("data.function", "data.arithmetic", "data.chat_template_time", "rollout.admit", "rollout.kept_prompts"),
