@@ -37,7 +37,12 @@ ROOMS = {
         ("checkpoints",),
         ("hf",),
     ),
-    "configs": (("override",), ("schema",), ("algorithms", "own_data", "qwen3_math"), ("qwen3_30b_a3b",)),
+    "configs": (
+        ("override",),
+        ("schema",),
+        ("algorithms", "own_data", "qwen3_math", "smollm2_extraction"),
+        ("qwen3_30b_a3b",),
+    ),
     "launch": (
         ("cli", "timing"),
         ("data",),
