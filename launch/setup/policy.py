@@ -57,6 +57,8 @@ def build_policy(config: RunConfig, saved: SavedDraft | None, mesh: Mesh, key: j
         model = replace(model, feature_layers=layers_to_read(saved, config))
         features = saved.config.use_aux_hidden_state
     decoder, weights = build_decoder(model, mesh, key, "model", longest, features=features)
+    # A draft, which is trained, takes its dtypes from the decoder's config.
+    decoder = replace(decoder, param_dtype=config.model.param_dtype)
     policy = replace(make_policy(decoder, model.remat), eight_bit=model.rollout_dtype, merged=config.lora.merged)
     return BuiltPolicy(policy, weights, decoder)
 

@@ -116,3 +116,12 @@ def test_the_start_states_the_adapters_and_their_rate():
 def test_adapters_are_refused(changes: dict, message: str):
     with refuses(message):
         build_experiment(override(CONFIG, changes))
+
+
+def test_only_the_base_is_in_the_compute_dtype():
+    config = override(CONFIG, {"model.dtype": "bfloat16", "draft.kind": "eagle3", "draft.architecture": None})
+    architecture = replace(ONE_LAYER, feature_layers=(0,))
+    params = build_experiment(override(config, {"model.architecture": architecture}), training=False).networks.params
+    dtypes = [{str(x.dtype) for x in jax.tree.leaves(tree)} for tree in (params.policy, params.draft)]
+    assert dtypes == [{"float32"}, {"float32"}]
+    assert params.base["embed"]["embedding"].dtype == "bfloat16"
