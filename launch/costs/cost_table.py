@@ -20,10 +20,11 @@ from launch.setup.experiment import Experiment
 from launch.setup.networks import Networks
 from models.files import read_json, write_atomically
 from specjax.asynchronous.weight_transfer import Send, copy_on
-from specjax.cost import Cell, Drafting, fit, round_seconds
+from specjax.cost import Cell, Drafting, could_pay, fit, round_seconds, unmeasured
 from specjax.parallel import processes
 from specjax.rollout.generate import make_prepare, prepare
 from specjax.rollout.plan import Phase, RolloutConfig
+from specjax.train.draft.schedule import unused_draft_is_due
 from specjax.types import Mixture, Params, Prompts, TrainState
 
 COST_TABLE = "cost_table.json"
@@ -35,8 +36,9 @@ TOKENS_PER_ROUND, MOST_ROUNDS = 2, 64
 class CostTable:
     """Measured rounds ("cells") of a run, saved to a file, and the seconds per round that follow from them.
 
-    Cells are measured at the start of a run and before every probe. A cell counts from its step on. A step is measured
-    only once, so that a resumed run, or one that replays the cells of another, chooses the same draft lengths.
+    Cells are measured at the start of a run, or later if its draft is untrained, and from then on before every probe. A
+    cell counts from its step on. A step is measured only once, so that a resumed run, or one that replays the cells of
+    another, chooses the same draft lengths.
     """
 
     def __init__(self, experiment: Experiment, path: Path, cells: Sequence[Cell], replayed: bool) -> None:
@@ -49,7 +51,7 @@ class CostTable:
         """
         self.cells = list(cells)
         self._path, self._phases, self._lengths = path, experiment.phases, experiment.config.rollout.lengths
-        self._mixture = experiment.networks.policy.mixture
+        self._mixture, self._schedule = experiment.networks.policy.mixture, experiment.config.draft_training
         self._timer = None if replayed else cell_timer(experiment)
 
     def resume(self, cells: Sequence[Cell], step: int) -> None:
@@ -60,9 +62,30 @@ class CostTable:
         later = [cell for cell in (Cell(**fields) for fields in in_file) if cell.step > step]
         self.cells = [*cells, *(cell for cell in later if cell not in cells)]
 
-    def changes(self, step: int, probing: bool) -> bool:
-        """Return True if new cells take effect at `step`. probing: the run probes at this step."""
-        return self._has_cells(step) or (probing and self._timer is not None)
+    def start(self, params: Params, later: bool, long_phases: LongPhases) -> np.ndarray:
+        """Return the seconds per round at step 1. later: `unmeasured` ones, unless the cells of step 0 are known.
+
+        Raises Stopped at a signal.
+        """
+        if not later or self._has_cells(0):
+            return self.update(params, 0, long_phases)
+        # Of an attempt that was killed before its first checkpoint.
+        processes.on_primary(lambda: self._path.unlink(missing_ok=True))
+        return unmeasured(len(self._phases), self._lengths)
+
+    def changes(self, step: int, probing: bool, drafting: Drafting) -> bool:
+        """Return True if new cells take effect at `step`.
+
+        The first are measured once `could_pay` holds after a step that trained the unused draft. `drafting` is read only
+        then, because that waits for the step before.
+
+        probing: the run probes at this step.
+        """
+        if self._timer is None or self.cells:
+            return self._has_cells(step) or (probing and self._timer is not None)
+        if not unused_draft_is_due(self._schedule, step - 1):
+            return False
+        return processes.agree(bool(could_pay(processes.fetch(drafting), self._lengths)))
 
     def update(self, params: Params, step: int, long_phases: LongPhases = NOT_KEPT) -> np.ndarray:
         """Return the seconds per round from `step` on, float32 [phases, draft lengths].
@@ -73,7 +96,9 @@ class CostTable:
         """
         if self._timer is not None and not self._has_cells(step):
             self.cells += self._timer.measure(params, step, long_phases)
-        effective = [cell for cell in self.cells if cell.step <= step]
+        # Another run may have measured its first cells later.
+        first = min(cell.step for cell in self.cells)
+        effective = [cell for cell in self.cells if cell.step <= max(step, first)]
         table = {"cells": [cell._asdict() for cell in self.cells], "model": fit(effective, self._mixture).constants()}
         write_atomically(self._path, json.dumps(table, indent=2) + "\n")
         return round_seconds(effective, self._phases, self._lengths, self._mixture)
@@ -173,14 +198,15 @@ def load_cells(
 ) -> list[Cell]:
     """Read the cells of another run, for a run with these phases and draft lengths and this mixture of experts.
 
-    Raises ConfigError unless its cells of step 0 hold at least two different rounds and the model fitted to them gives
-    every round of this run a cost above 0.
+    Raises ConfigError unless its cells of the first step hold at least two different rounds and the model fitted to
+    them gives every round of this run a cost above 0.
     """
     cells = read_cells(path)
-    start_cells = [cell for cell in cells if cell.step == 0]
+    first = min((cell.step for cell in cells), default=0)
+    start_cells = [cell for cell in cells if cell.step == first]
     if len({cell[:3] for cell in start_cells}) < 2:
         raise ConfigError(
-            f"cost_table = {path}: {len(start_cells)} cells of step 0; must hold at least two different rounds"
+            f"cost_table = {path}: {len(start_cells)} cells of step {first}; must hold at least two different rounds"
         )
     seconds = round_seconds(start_cells, phases, draft_lengths, mixture)
     # The fit rounds: what should be 0 may be 1e-16.

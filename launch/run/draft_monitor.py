@@ -25,6 +25,8 @@ Log = Callable[[int, Mapping[str, Any]], dict[str, float | None]]
 LEAST_ACCEPTANCE = 0.2
 # Steps that draft training's share of the time is measured over.
 MOST_TIMED = 32
+# Why drafting is off while only draft length 0 has a cost.
+NOT_MEASURED = "the costs of rounds are not measured yet, since at this acceptance drafts would not pay at any cost"
 # Steps between two lines that say that drafting stays off.
 SAY_EVERY = 32
 
@@ -130,6 +132,8 @@ def report_speedup(step: int, speedup: float, rollout: RolloutConfig, warn: Call
 
 def explain_choice(phases: Sequence[Phase], draft_lengths: Sequence[int], drafting: Drafting) -> str:
     """Return one line per phase that explains its draft length by acceptance, gain and cost."""
+    if not np.isfinite(drafting.seconds).all():
+        return f"  draft length 0: {NOT_MEASURED}"
     lines, speedups = [], expected_speedup(drafting, draft_lengths).tolist()
     for phase, index in enumerate(choose(drafting, draft_lengths).tolist()):
         others = ", ".join(f"{k}: {x:.2f}" for k, x in zip(draft_lengths, speedups[phase], strict=True))
@@ -182,11 +186,15 @@ class DraftSwitches:
         """Return the line about the phase and draft length with the highest predicted speed-up."""
         speedups = np.array(expected_speedup(drafting, self._lengths))[:, 1:]
         phase, index = map(int, np.unravel_index(speedups.argmax(), speedups.shape))
+        reason = (
+            f"predicted speed-up {speedups[phase, index]:.2f} at draft length {self._lengths[index + 1]} in "
+            f"{_size(self._phases[phase])}"
+        )
+        if not np.isfinite(drafting.seconds).all():
+            reason = NOT_MEASURED
         return (
             f"step {step.number}: drafting stays off. Expected acceptance at position 1 "
-            f"{float(rates(drafting.acceptance)[0]):.2f}; predicted speed-up {speedups[phase, index]:.2f} at draft "
-            f"length {self._lengths[index + 1]} in {_size(self._phases[phase])}. "
-            f"{self._outlook(step.metrics['time/step'])}"
+            f"{float(rates(drafting.acceptance)[0]):.2f}; {reason}. {self._outlook(step.metrics['time/step'])}"
         )
 
     def _line(self, step: int, phase: int, previous: int, current: int, drafting: Drafting) -> str:

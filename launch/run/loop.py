@@ -113,8 +113,8 @@ class TrainingLoop:
         if timed:
             self.logs.timer.finish()
         state = self.update_costs(number, state)
-        if timed:
-            start = time.perf_counter()
+        # Without the measurement of costs.
+        start = time.perf_counter() - (0.0 if timed else data_s)
         # Copied because the state is donated to the step.
         drafting = None if state.drafting is None else jax.tree.map(jnp.copy, state.drafting)
         if state.ahead:
@@ -152,7 +152,10 @@ class TrainingLoop:
     def update_costs(self, number: int, state: TrainState) -> TrainState:
         """Return the state, with new costs if they change at this step. Before a probe, explain the draft lengths."""
         probing = self.is_probe(number)
-        if self.costs is not None and self.costs.changes(number, probing):
+        if self.costs is not None and self.costs.changes(number, probing, state.drafting):
+            self.logs.timer.finish()
+            if not self.costs.cells:
+                console.print(f"step {number}: drafts may pay by now; measuring the costs of rounds ..")
             state = replace(state, drafting=self.costs.refresh(state, number))
         if probing and state.drafting is not None:
             console.print(

@@ -14,7 +14,7 @@ from launch.distillation.trainer import distill
 from launch.evaluation.sampler import Evaluate, held_out_batch_size, make_evaluate
 from launch.run.logs import RunLogs
 from launch.run.networks import check_base
-from launch.run.summary import summarize
+from launch.run.summary import measures_costs_later, summarize
 from launch.run.supervised_warmup import warm_up
 from launch.setup.experiment import Experiment
 from launch.setup.state import abstract_state, fresh_state
@@ -46,7 +46,8 @@ def start_new(experiment: Experiment, evaluate: Evaluate, costs: CostTable | Non
         return replace(params, draft=distill(experiment, params, long_phases).draft) if config.distill.steps else params
 
     params = processes.within(experiment.mesh, before_rl, elsewhere=experiment.networks.params)
-    state = fresh_state(experiment, params, None if costs is None else costs.update(params, 0, long_phases))
+    later = measures_costs_later(experiment)
+    state = fresh_state(experiment, params, None if costs is None else costs.start(params, later, long_phases))
     return Start(state, 0, evaluate(state.params) if config.eval.every else None)
 
 

@@ -94,6 +94,8 @@ def _how_it_drafts(experiment: Experiment, continuing: bool) -> str:
         in_vain = f", most in vain at first: {advice}; or --rollout.draft-lengths 0 {several} drafts only where it pays"
         return f"every round drafts {several} tokens{in_vain if untrained else ''}"
     begins = "; begins without, while the first step measures acceptance" * (lengths[0] == 0 and not continuing)
+    if not continuing and measures_costs_later(experiment) and experiment.config.cost_table is None:
+        begins = "; begins without, and measures costs once predicted acceptance is high enough that drafts may pay"
     advice = f"; {advice} (minutes follow after the second step)" if untrained else ""
     return f"drafts one of {several} tokens, whichever is fastest by measured costs and acceptance{begins}{advice}"
 
@@ -102,6 +104,15 @@ def is_untrained(experiment: Experiment) -> bool:
     """Return whether the draft has random weights, and nothing trains them before the first step."""
     draft = experiment.networks.draft
     return draft.has_params and draft.read_from is None and not experiment.config.distill.steps
+
+
+def measures_costs_later(experiment: Experiment) -> bool:
+    """Return whether a new run takes its first steps without drafts, before it measures the costs of rounds.
+
+    An asynchronous run measures at its start: later, rollouts are under way on the devices that are timed.
+    """
+    config = experiment.config
+    return is_untrained(experiment) and config.rollout.lengths[0] == 0 and config.asynchronous.lag is None
 
 
 def offered_steps(experiment: Experiment) -> int:

@@ -12,9 +12,11 @@ from specjax.cost.choice import (
     acceptance_length,
     batch_gain,
     choose,
+    could_pay,
     expected_speedup,
     init_drafting,
     rates,
+    unmeasured,
     update_drafting,
 )
 from specjax.cost.engines import ENGINES, EngineProfile, find_engine
@@ -46,6 +48,7 @@ __all__ = [
     "choose",
     "corrected",
     "cost_model",
+    "could_pay",
     "expected_speedup",
     "find_engine",
     "find_hardware",
@@ -54,5 +57,6 @@ __all__ = [
     "rates",
     "relative_errors",
     "round_seconds",
+    "unmeasured",
     "update_drafting",
 ]

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from specjax.types import Rollout, pytree
 
@@ -49,11 +49,19 @@ Seconds = Float[np.ndarray | Array, "phases lengths"]
 
 @pytree
 class Drafting:
-    """State from which draft lengths are chosen. seconds: float32 [phases, lengths], seconds per round."""
+    """State from which draft lengths are chosen.
+
+    seconds: float32 [phases, lengths], seconds per round; `unmeasured` until they are measured.
+    """
 
     acceptance: Acceptance
     progress: BatchProgress
     seconds: Float[Array, "phases lengths"]
+
+
+def unmeasured(phases: int, draft_lengths: Sequence[int]) -> Float[np.ndarray, "phases lengths"]:
+    """Return seconds per round with which `choose` returns length 0, the first: all others take infinitely long."""
+    return np.tile(np.where(np.array(draft_lengths) > 0, np.inf, 1).astype(np.float32), (phases, 1))
 
 
 def init_drafting(draft_lengths: Sequence[int], seconds: Seconds) -> Drafting:
@@ -162,3 +170,11 @@ def choose(drafting: Drafting, draft_lengths: Sequence[int]) -> Int[Array, "phas
     speed = expected_speedup(drafting, draft_lengths) / (UNTRIED_MARGIN / TRIED_MARGIN) ** untried
     near = TRIED_MARGIN * speed >= jnp.max(speed, axis=1, keepdims=True)
     return jnp.argmax(near, axis=1).astype(jnp.int32)
+
+
+def could_pay(drafting: Drafting, draft_lengths: Sequence[int]) -> Bool[Array, ""]:
+    """Return whether any phase would draft if a round took as long at every draft length.
+
+    Until then measured seconds change no choice: rounds that draft are slower.
+    """
+    return jnp.any(choose(replace(drafting, seconds=jnp.ones_like(drafting.seconds)), draft_lengths) > 0)

@@ -2,18 +2,21 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from launch.cli.errors import ConfigError
-from launch.cli.long_phases import LongPhases
+from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.costs.cost_table import CostTable, load_cells
-from specjax.cost import Cell
+from specjax.cost import Acceptance, Cell, Drafting, init_drafting
 from specjax.rollout.plan import Phase, RolloutConfig
+from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.types import Params
 from tests.refusals import refuses
 
@@ -49,6 +52,7 @@ def test_a_table_is_read(tmp_path: Path):
         *(([OTHER | {"seconds": value}], f"seconds = {value}") for value in (0, float("nan"), float("inf"), None)),
         ([CELL, CELL | {"seconds": 0.6}], "2 cells of step 0"),
         ([CELL, OTHER | {"step": 5}], "1 cells of step 0"),
+        ([], "0 cells of step 0"),
         (DRAFTING, "its cells give a round of 8 slots of 40 positions at draft length 0 no cost"),
     ],
 )
@@ -68,27 +72,48 @@ class FakeTimer:
         return [Cell(8, 40, 0, time, step), Cell(8, 40, 2, 2 * time + time**2, step)]
 
 
-def test_a_resumed_or_replayed_run_uses_the_recorded_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The run is killed after the probe of step 4, and resumed from the save of step 3."""
+def drafting(predicted: float) -> Drafting:
+    acceptance = Acceptance(jnp.zeros(2), jnp.zeros(2), jnp.float32(predicted))
+    return replace(init_drafting(HERE[1], np.ones((1, 2))), acceptance=acceptance)
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["at the start", "later"])
+def test_a_resumed_or_replayed_run_uses_the_recorded_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: bool
+):
+    """The run measures at its start or before step 3, and at the probe of step 4. It is resumed from a save before."""
     monkeypatch.setattr("launch.costs.cost_table.cell_timer", lambda _: FakeTimer())
     experiment: Any = SimpleNamespace(
         phases=HERE[0],
-        config=SimpleNamespace(rollout=RolloutConfig(draft_lengths=HERE[1])),
+        config=SimpleNamespace(rollout=RolloutConfig(draft_lengths=HERE[1]), draft_training=DraftTrainingConfig()),
         networks=SimpleNamespace(policy=SimpleNamespace(mixture=None)),
     )
-    path, params = tmp_path / "cost_table.json", Params({}, {})
-    whole = CostTable(experiment, path, [], replayed=False)
-    first, saved = whole.update(params, 0), list(whole.cells)
-    assert whole.changes(4, True) and not whole.changes(4, False)
+    path, params, first_step = tmp_path / "cost_table.json", Params({}, {}), 3 if later else 0
+    path.write_text("of an attempt without a checkpoint")
+    whole, low, high = CostTable(experiment, path, [], replayed=False), drafting(0.1), drafting(0.2)
+    first = whole.start(params, later, NOT_KEPT)
+    saved = list(whole.cells)
+    assert path.exists() == bool(saved) != later
+    if later:
+        np.testing.assert_array_equal(first, [[1, np.inf]])
+        # Steps 1 and 2 train the draft.
+        assert [whole.changes(step, True, low) for step in (1, 2, 3)] == [False] * 3
+        assert [whole.changes(step, False, high) for step in (1, 2, 3, 4)] == [False, True, True, False]
+        first = whole.update(params, 3)
+    assert whole.changes(4, True, low) and not whole.changes(4, False, high)
     second = whole.update(params, 4)
-    assert (first != second).any()
+    assert np.isfinite(first).all() and (first != second).any()
 
     resumed = CostTable(experiment, path, [], replayed=False)
-    resumed.resume(saved, 3)
-    assert resumed.changes(4, False) and resumed.changes(5, True)
+    resumed.resume(saved, 2)
+    assert resumed.changes(4, False, low) and resumed.changes(5, True, low)
     replayed = CostTable(experiment, tmp_path / "other.json", load_cells(path, *HERE), replayed=True)
-    assert replayed.changes(4, False) and not replayed.changes(5, True)
+    assert replayed.changes(4, False, low) and not replayed.changes(5, True, high)
+    assert np.isfinite(replayed.start(params, later, NOT_KEPT)).all() != later
     for table in (resumed, replayed):
-        np.testing.assert_array_equal(table.update(params, 0), first)
+        assert table.changes(first_step, False, low) and not table.changes(2, False, high)
+        np.testing.assert_array_equal(table.update(params, first_step), first)
         np.testing.assert_array_equal(table.update(params, 4), second)
         assert table.cells == whole.cells
+    # A trained draft runs from its start by the costs of a run that measured later.
+    np.testing.assert_array_equal(replayed.start(params, False, NOT_KEPT), first)

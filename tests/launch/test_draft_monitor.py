@@ -14,6 +14,7 @@ from launch.run.console import StepPrinter
 from launch.run.draft_monitor import (
     LEAST_ACCEPTANCE,
     NOT_ACCEPTED,
+    NOT_MEASURED,
     DraftShare,
     DraftSwitches,
     explain_choice,
@@ -30,7 +31,7 @@ from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig
 from models.drafts.eagle3 import Eagle3Config
 from models.drafts.mtp import mtp_config
-from specjax.cost import Acceptance, BatchProgress, Drafting
+from specjax.cost import Acceptance, BatchProgress, Drafting, unmeasured
 from specjax.drafters import NoDrafter
 from specjax.rollout.plan import Phase, RolloutConfig
 from tests.refusals import assert_refused
@@ -97,6 +98,15 @@ def test_row_50_drafting_that_stays_off_from_the_start_is_said_once_acceptance_i
         )
     (line,) = said
     assert line.startswith("step 2: drafting stays off. Expected acceptance at position 1 0.10;")
+
+
+def test_without_measured_costs_their_absence_is_the_reason() -> None:
+    said: list[str] = []
+    switches = DraftSwitches(PHASES, (0, 2), lambda step, line: said.append(line), lambda s: "outlook")
+    without = replace(drafting(0.1), seconds=jnp.array(unmeasured(2, (0, 2))))
+    switch(switches, 1, [0, 0], without, time__step=1.5)
+    assert said == [f"step 1: drafting stays off. Expected acceptance at position 1 0.10; {NOT_MEASURED}. outlook"]
+    assert explain_choice(PHASES, (0, 2), without) == f"  draft length 0: {NOT_MEASURED}"
 
 
 def test_a_choice_is_printed_with_its_reason() -> None:

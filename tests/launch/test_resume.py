@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -124,6 +125,35 @@ def test_a_run_continues_from_the_save_before_damage(whole: Path, tmp_path: Path
     for name in ("memory", "tokens", "reference", "predicted"):
         leaves = [x for path, x in state if name in jax.tree_util.keystr(path)]
         assert leaves and all(np.asarray(x).any() for x in leaves), name
+
+
+def test_an_untrained_draft_is_not_timed_before_it_may_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Acceptance is looked at after step 3. Runs that are killed after that, or replayed, take the same choices."""
+    measured: list[int] = []
+
+    def measure(params: object, step: int, long_phases: LongPhases) -> list[Cell]:
+        measured.append(step)
+        return [Cell(2, 14, k, 1 + k / 200, step) for k in (0, 2)]
+
+    monkeypatch.setattr("launch.costs.cost_table.cell_timer", lambda _: SimpleNamespace(measure=measure))
+    monkeypatch.setattr("launch.costs.cost_table.unused_draft_is_due", lambda _, step: step == 3)
+    whole = tmp_path / "whole"
+    run(replace(CONFIG, out=str(whole)))
+    assert measured == [4]
+    assert [line["rollout/draft_length"] for line in metrics(whole)] == [0, 0, 0, 2, 2, 2]
+    for name, steps in (("after", [4]), ("during", [4, 4])):
+        parts = tmp_path / name
+        shutil.copytree(whole, parts)
+        shutil.rmtree(parts / "checkpoints" / "6")
+        if name == "during":
+            (parts / "cost_table.json").unlink()
+        run(replace(CONFIG, out=str(parts), resume=True))
+        assert measured == steps
+        assert_same_run(parts, whole, 6)
+    replayed = replace(CONFIG, out=str(tmp_path / "replayed"), cost_table=str(whole / "cost_table.json"))
+    run(replayed)
+    assert measured == [4, 4]
+    assert_same_run(tmp_path / "replayed", whole, 6)
 
 
 def ahead(directory: Path) -> RunConfig:

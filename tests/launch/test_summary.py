@@ -40,8 +40,14 @@ def test_a_limit_far_above_the_longest_prompt_is_named(experiment: Experiment, l
 @pytest.mark.parametrize(
     "options, expected",
     [
-        ("--rollout.draft-lengths 0 2", "untrained; drafts one of 0, 2 tokens...--distill.steps 512 distils it first"),
-        ("--rollout.draft-lengths 0 2 --distill.steps 5", "distilled before RL; drafts one of 0, 2 tokens"),
+        (
+            "--rollout.draft-lengths 0 2",
+            "untrained; drafts one of 0, 2 tokens...measures costs once...--distill.steps 512 distils it first",
+        ),
+        (
+            "--rollout.draft-lengths 0 2 --distill.steps 5",
+            "distilled before RL; drafts one of 0, 2 tokens...while the first step measures acceptance",
+        ),
         ("--rollout.draft-lengths 1 2", "untrained; drafts one of 1, 2 tokens"),
         ("--rollout.draft-length 0", "untrained; drafting is off (--rollout.draft-length 0)"),
         ("--distill.steps 5", "distilled before RL; every round drafts 2 tokens"),
@@ -55,6 +61,7 @@ def test_row_49_the_line_of_the_draft_says_whether_it_drafts_and_why(
     for part in expected.split("..."):
         assert part in line
     assert ("begins without" in line) == ("lengths 0" in options)
+    assert ("measures costs once" in line) == (options == "--rollout.draft-lengths 0 2")
 
 
 def test_a_resumed_run_does_not_call_its_draft_untrained(experiment: Experiment):

@@ -12,8 +12,10 @@ from specjax.cost import (
     acceptance_length,
     batch_gain,
     choose,
+    could_pay,
     expected_speedup,
     init_drafting,
+    unmeasured,
     update_drafting,
 )
 from specjax.cost import rates as expected_rates
@@ -147,6 +149,14 @@ def test_each_phase_drafts_what_pays_there(accepted: tuple[int, ...], expected: 
     seconds = [[1.0, 1.9, 2.8], [1.0, 1.2, 1.5]]
     known = drafting(counted(1000, *accepted, predicted=accepted[0] / 1000), seconds)
     np.testing.assert_array_equal(choose(known, (0, 1, 3)), expected)
+
+
+@pytest.mark.parametrize("predicted, pays", [(0.0, False), (0.12, False), (0.14, True), (1.0, True)])
+def test_without_measured_costs_nothing_is_drafted_and_acceptance_says_whether_to_measure(predicted: float, pays: bool):
+    """A draft of 2 is expected to have 1 + p + p^2 tokens accepted; it pays from UNTRIED_MARGIN = 1.15."""
+    known = drafting(counted(0, 0, 0, predicted=predicted), unmeasured(2, (0, 2)).tolist())
+    np.testing.assert_array_equal(choose(known, (0, 2)), [0, 0])
+    assert could_pay(known, (0, 2)) == pays
 
 
 def test_expected_speed_is_relative_to_the_first_length():

@@ -17,6 +17,7 @@ from specjax.train.draft.schedule import (
     DraftTrainingState,
     draft_is_due,
     init_draft_training,
+    unused_draft_is_due,
     update_schedule,
 )
 from specjax.train.state import init_train_state
@@ -236,6 +237,7 @@ def test_row_50_an_unused_draft_is_trained_now_and_then_and_again_once_it_is_use
         trained += [step] * int(due)
     # Drafting begins at 60, and ends before the training of 66.
     assert trained == [0, 2, 6, 14, 30, 46, 60, 62, 64, 66, 68, 72]
+    assert [step for step in range(60) if unused_draft_is_due(config, step + 1)] == trained[:6]
 
 
 def test_row_50_at_a_fixed_draft_length_of_0_the_draft_is_unused() -> None:

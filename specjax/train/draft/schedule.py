@@ -130,6 +130,14 @@ def draft_is_due(config: DraftTrainingConfig, state: TrainState, sequences: Scor
     return due
 
 
+def unused_draft_is_due(config: DraftTrainingConfig, step: int) -> bool:
+    """Return whether the step, from 1, trains or measures a draft that no rollout has used. Needs no state."""
+    due, interval = 1, config.every
+    while due < step:
+        due, interval = due + interval, min(2 * interval, config.max_every)
+    return due == step
+
+
 def maybe_cond(condition: bool | Bool[Array, ""], yes: Callable[..., T], no: Callable[..., T], *args: object) -> T:
     """Call one of the two functions; use `jax.lax.cond` only if the condition is traced."""
     if isinstance(condition, bool):
