@@ -76,8 +76,8 @@ class CostTable:
     def changes(self, step: int, probing: bool, drafting: Drafting) -> bool:
         """Return True if new cells take effect at `step`.
 
-        The first are measured once `could_pay` holds after a step that trained the unused draft. `drafting` is read only
-        then, because that waits for the step before.
+        The first are measured once `could_pay` holds after a step that trained the unused draft. `drafting` is not read
+        after other steps, because that waits for the step before.
 
         probing: the run probes at this step.
         """

@@ -167,7 +167,7 @@ def test_generate_answers_from_a_finished_run(
 @pytest.mark.slow
 def test_costs_are_measured_at_start_and_probes(shrunk: Options, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     pytest.importorskip("math_verify")
-    options = shrunk | flags(f"--out {tmp_path}/run --steps 1 --probe-every 1 --rollout.draft-lengths 0 2")
+    options = shrunk | flags(f"--out {tmp_path}/run --steps 1 --probe-every 1 --rollout.draft-lengths 0 2") | DISTILLING
     assert launch.train.main(argv("gsm8k", options)) == 0
     assert "measured over all phases: " in capsys.readouterr().out
     kept = tmp_path / "run" / "cost_table.json"
