@@ -19,6 +19,7 @@ from launch.costs.turns import timed_turns
 from launch.setup.experiment import Experiment
 from launch.setup.networks import Networks
 from models.files import read_json, write_atomically
+from specjax.adapters import joined
 from specjax.asynchronous.weight_transfer import Send, copy_on
 from specjax.cost import Cell, Drafting, could_pay, fit, round_seconds, unmeasured
 from specjax.parallel import processes
@@ -169,7 +170,7 @@ class CellTimer:
         networks = self._networks.policy, self._networks.drafter
         if self._trained_on is self._mesh:
             return make_prepare(*networks, params)
-        layout = jax.tree.map(lambda x: x.sharding, copy_on(self._mesh, *networks, params))
+        layout = jax.tree.map(lambda x: x.sharding, joined(copy_on(self._mesh, *networks, params)))
         return Send(partial(prepare, *networks), layout, self._trained_on, self._mesh)
 
 

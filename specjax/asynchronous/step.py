@@ -19,13 +19,14 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
 
 from specjax import kernels
+from specjax.adapters import joined
 from specjax.asynchronous.program_timer import ProgramTimer, Span
 from specjax.asynchronous.weight_transfer import Send, check_sizes, copy_on
 from specjax.carry_over.groups import carry_over_of
 from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES
 from specjax.rewards import HostReward
-from specjax.rollout.generate import Choice, abstract_prompts, place
+from specjax.rollout.generate import Choice, abstract_prompts, cast_params, place
 from specjax.train.stages import Stages
 from specjax.train.train_step import StepResult, TrainStep
 from specjax.types import Ahead, CarryOver, Params, Prompts, PyTree, Reward, Rollout, TrainState
@@ -38,6 +39,7 @@ class MixedVersions(RuntimeError):
 class Sent(NamedTuple):
     """Networks for a rollout, and the draft length of each phase.
 
+    params:   as `cast_params` returns them. All but the base are sent for each rollout.
     versions: int32 for each network, number of updates that it has seen.
     """
 
@@ -48,6 +50,8 @@ class Sent(NamedTuple):
 
 class AsynchronousStep:
     """Training step whose rollouts are generated ahead, on another mesh. Rollouts that wait are part of the state.
+
+    The frozen base of adapters is sent once, from the first state, and stays on the rollout mesh. All rollouts read it.
 
     Args:
         stages:       stages of the step on the training mesh.
@@ -70,6 +74,7 @@ class AsynchronousStep:
             lagging: TrainStep(replace(stages, lagging=lagging), from_another_mesh=True) for lagging in (False, True)
         }
         self._send: Send | None = None
+        self._base: PyTree = ()
         self._rollouts, self._training = ProgramTimer(), ProgramTimer()
         self._spans = deque[Future[Span]]()
         with jax.set_mesh(rollout_mesh):
@@ -174,11 +179,15 @@ class AsynchronousStep:
     def _sent(self, state: TrainState) -> Sent:
         if self._send is None:
             layout = jax.tree.map(lambda x: x.sharding, self._abstract_sent(state))
-            self._send = Send(self._prepare, layout, self._stages.mesh, self._mesh)
-        return self._send(state)
+            base, meshes = layout.params.base, (self._stages.mesh, self._mesh)
+            if base:
+                self._base = Send(self._cast_base, base, *meshes)(state.params)
+            self._send = Send(self._prepare, layout._replace(params=replace(layout.params, base=())), *meshes)
+        sent = self._send(state)
+        return sent._replace(params=replace(sent.params, base=self._base))
 
     def _abstract_sent(self, state: TrainState) -> Sent:
-        """Return what is sent to the rollout mesh, as ShapeDtypeStructs."""
+        """Return the arrays by which a rollout is generated, as ShapeDtypeStructs on its mesh."""
         stages, everywhere = self._stages, NamedSharding(self._mesh, P())
         with jax.set_mesh(stages.mesh):
             chosen, versions = jax.eval_shape(lambda state: self._prepare(state)[1:], state)
@@ -186,7 +195,15 @@ class AsynchronousStep:
         return Sent(copy, *_with_sharding((chosen, versions), everywhere))
 
     def _prepare(self, state: TrainState) -> Sent:
-        return Sent(self._stages.prepare(state.params), self._stages.choose(state), Params(state.step, state.step))
+        """Return what is sent for each rollout."""
+        params = replace(self._cast(state.params), base=())
+        return Sent(params, self._stages.choose(state), Params(state.step, state.step))
+
+    def _cast(self, params: Params) -> Params:
+        return cast_params(self._stages.policy, self._stages.drafter, params)
+
+    def _cast_base(self, params: Params) -> PyTree:
+        return self._cast(params).base
 
     def _place(self, rollout: Rollout) -> Rollout:
         """Put a rollout on the training mesh: its rows split, and what it counts for each shard of its own mesh not."""
@@ -219,5 +236,6 @@ def _generate(
 ) -> tuple[Rollout, CarryOver | None]:
     """Return a rollout, and what the next one goes on with."""
     version = sent.versions.policy
-    rollout = stages.generate(sent.params, prompts, version + jnp.int32(waiting), sent.chosen, carried, version)
+    params, step = joined(sent.params), version + jnp.int32(waiting)
+    rollout = stages.generate(params, prompts, step, sent.chosen, carried, version)
     return rollout, None if carried is None else carry_over_of(stages.config.rollout, prompts, rollout)

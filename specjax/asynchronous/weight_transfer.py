@@ -16,7 +16,7 @@ from specjax.asynchronous.device_transfer import Move, join_groups, shardings
 from specjax.drafters import Drafter
 from specjax.options import nearest_divisors, nearest_multiples
 from specjax.parallel.mesh import AXES, BATCH_AXES, batch_shards
-from specjax.rollout.generate import gathered_shardings, prepare
+from specjax.rollout.generate import cast_params, cast_shardings
 from specjax.types import Params, Policy, PyTree
 
 GROUPS = "groups"
@@ -128,7 +128,7 @@ def check_sizes(source: Mesh, target: Mesh) -> None:
 
 
 def copy_on(mesh: Mesh, policy: Policy, drafter: Drafter, params: Params) -> Params:
-    """Return the rollout's copy of the parameters on another mesh, as ShapeDtypeStructs.
+    """Return the rollout's copy of the parameters on another mesh, as ShapeDtypeStructs; adapters and base apart.
 
     Each is divided as on its own mesh, but over no axis of the other mesh that does not divide it.
     """
@@ -141,8 +141,8 @@ def copy_on(mesh: Mesh, policy: Policy, drafter: Drafter, params: Params) -> Par
         )
         return x.update(sharding=NamedSharding(mesh, P(*divided)))
 
-    shapes = jax.eval_shape(partial(prepare, policy, drafter), params)
-    return jax.tree.map(fit, shapes, gathered_shardings(policy, drafter, params))
+    shapes = jax.eval_shape(partial(cast_params, policy, drafter), params)
+    return jax.tree.map(fit, shapes, cast_shardings(policy, drafter, params))
 
 
 def _mesh(devices: np.ndarray) -> Mesh:

@@ -24,18 +24,24 @@ Choice = Int[Array, "phases"] | None
 Generate = Callable[[Params, Prompts, SeedStep, Choice], Rollout]
 
 
-@jax.named_scope("prepare")
 def prepare(policy: Policy, drafter: Drafter, params: Params) -> Params:
     """Cast the parameters to the policy's compute dtype, and the kernels of each network with `eight_bit` to 8 bits.
 
     Adapters join the base, or are merged into it. This is one half of what arXiv 2604.26779 calls "prepare";
     `per_shard` does the other, the gather.
     """
-    params = merged(params) if policy.merged else joined(params)
+    return joined(cast_params(policy, drafter, params))
+
+
+@jax.named_scope("prepare")
+def cast_params(policy: Policy, drafter: Drafter, params: Params) -> Params:
+    """Return what `prepare` joins: adapters and their base apart, unless they are merged, so that each may be sent."""
+    params = merged(params) if policy.merged else params
     return Params(
         rollout_copy(params.policy, policy.dtype, policy.eight_bit),
         rollout_copy(params.draft, policy.dtype, drafter.eight_bit),
         params.memory,
+        rollout_copy(params.base, policy.dtype, policy.eight_bit),
     )
 
 
@@ -49,7 +55,12 @@ def make_prepare(policy: Policy, drafter: Drafter, params: Params) -> Callable[[
 
 def gathered_shardings(policy: Policy, drafter: Drafter, params: Params) -> PyTree:
     """Return the shardings of prepared parameters gathered over data and fsdp; None where a parameter has no mesh."""
-    params = adapters_off(params) if policy.merged and params.base else joined(params)
+    return joined(cast_shardings(policy, drafter, params))
+
+
+def cast_shardings(policy: Policy, drafter: Drafter, params: Params) -> Params:
+    """Return the same shardings of the parameters of `cast_params`."""
+    params = adapters_off(params) if policy.merged and params.base else params
 
     def gathered(x: Array | jax.ShapeDtypeStruct) -> NamedSharding | None:
         if not isinstance(x.sharding, NamedSharding):
@@ -65,8 +76,9 @@ def gathered_shardings(policy: Policy, drafter: Drafter, params: Params) -> PyTr
     def network(params: PyTree, eight_bit: EightBit | None) -> PyTree:
         return jax.tree.map(gathered, params) if eight_bit is None else map_kernels(quantized, gathered, params)
 
-    policy_copy, draft_copy = network(params.policy, policy.eight_bit), network(params.draft, drafter.eight_bit)
-    return Params(policy_copy, draft_copy, jax.tree.map(gathered, params.memory))
+    policy_copy, base_copy = (network(x, policy.eight_bit) for x in (params.policy, params.base))
+    draft_copy = network(params.draft, drafter.eight_bit)
+    return Params(policy_copy, draft_copy, jax.tree.map(gathered, params.memory), base_copy)
 
 
 def per_shard(rollout_fn: RolloutFn, policy: Policy, drafter: Drafter, config: RolloutConfig, mesh: Mesh) -> Generate:

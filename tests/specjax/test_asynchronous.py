@@ -1,12 +1,17 @@
 """Rollouts on a mesh of their own, against the same stages on one mesh."""
 
+import gc
+import math
 import threading
 import time
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
 from specjax.asynchronous.program_timer import ProgramTimer
 from specjax.asynchronous.step import AsynchronousStep, MixedVersions, Sent
@@ -16,11 +21,22 @@ from specjax.rewards import HostReward
 from specjax.train.config import TrainConfig
 from specjax.train.selection import SelectionConfig
 from specjax.train.stages import Stages
+from specjax.train.state import init_train_state
 from specjax.train.train_step import TrainStep
 from specjax.train.updates import UpdateConfig
 from specjax.types import Params, Prompts, TrainState
+from tests.specjax.test_adapters import adapted_params
 from tests.specjax.test_split_step import count_fives
-from tests.specjax.training import CONFIG, host_copy, make_prompts, mesh_of, networks, state_on
+from tests.specjax.training import (
+    CONFIG,
+    DECODER,
+    host_copy,
+    make_prompts,
+    mesh_of,
+    networks,
+    params_on,
+    state_on,
+)
 
 POLICY, DRAFTER = networks()
 # Any difference between rollout and training is above the threshold of the alarm.
@@ -40,15 +56,21 @@ def batches(count: int) -> list[Prompts]:
 class Both:
     """The same steps on one mesh and on two, each program compiled once."""
 
-    def __init__(self, config: TrainConfig, shape: tuple[int, ...], rollout_shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, config: TrainConfig, shape: tuple[int, ...], rollout_shape: tuple[int, ...], lora: bool = False
+    ) -> None:
         self.stages = stages_on(*shape, config=config)
+        self._params_on = partial(adapted_params, b_scale=0.3) if lora else params_on
         self.step = TrainStep(self.stages)
         rollout_mesh = disjoint_mesh(MeshConfig(*rollout_shape), self.stages.mesh)
         self.asynchronous = AsynchronousStep(self.stages, rollout_mesh)
 
+    def start(self) -> TrainState:
+        return init_train_state(self._params_on(self.stages.mesh), self.stages.config, self.stages.mesh)
+
     def by_hand(self, lag: int, steps: int) -> tuple[Params, list[np.ndarray]]:
         """Every rollout by a copy of the networks from `lag` updates before."""
-        state, tokens = state_on(self.stages.mesh, self.stages.config), []
+        state, tokens = self.start(), []
         copies = [host_copy(state.params)] * (lag + 1)
         for prompts in batches(steps):
             earlier = jax.device_put(copies[-1 - lag], jax.tree.map(lambda x: x.sharding, state.params))
@@ -59,7 +81,7 @@ class Both:
         return copies[-1], tokens
 
     def ahead(self, lag: int, steps: int) -> tuple[Params, list[np.ndarray]]:
-        state, tokens, prompts = state_on(self.stages.mesh, self.stages.config), [], batches(steps + lag)
+        state, tokens, prompts = self.start(), [], batches(steps + lag)
         for batch in prompts[:lag]:
             state = self.asynchronous.begin(state, batch)
         for number, batch in enumerate(prompts[lag:]):
@@ -80,27 +102,72 @@ def single() -> Both:
     return Both(COUPLED, (1, 1, 1), (1, 1, 1))
 
 
-@pytest.mark.parametrize("lag", [0, 1, 2])
-def test_rollouts_are_those_of_the_networks_some_updates_before_to_the_bit(single: Both, lag: int) -> None:
+@pytest.fixture(scope="module")
+def adapted() -> Both:
+    return Both(COUPLED, (1, 1, 1), (1, 1, 1), lora=True)
+
+
+@pytest.mark.parametrize("both, lag", [("single", 0), ("single", 1), ("single", 2), ("adapted", 0), ("adapted", 1)])
+def test_rollouts_are_those_of_the_networks_some_updates_before_to_the_bit(
+    both: str, lag: int, request: pytest.FixtureRequest
+) -> None:
     """Without lag they are the synchronous step's."""
-    (wanted, tokens), (found, others) = single.by_hand(lag, 3), single.ahead(lag, 3)
+    of: Both = request.getfixturevalue(both)
+    (wanted, tokens), (found, others) = of.by_hand(lag, 3), of.ahead(lag, 3)
     jax.tree.map(np.testing.assert_array_equal, others, tokens)
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
+def test_the_base_of_adapters_is_sent_once_and_held_once(adapted: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent for a rollout holds no array of the policy as large as a kernel. A new process sends the base."""
+    sent, plain = list[Any](), Send.__call__
+    monkeypatch.setattr(Send, "__call__", lambda send, *args: (sent.append(plain(send, *args)), sent[-1])[1])
+    mesh = disjoint_mesh(MeshConfig(), adapted.stages.mesh)
+    step, state, before = AsynchronousStep(adapted.stages, mesh), adapted.start(), count_on(mesh)
+    for batch in batches(3):
+        state = step.begin(state, batch)
+    base, *rollouts = sent
+    kernels = sum(x.shape == UP for x in jax.tree.leaves(base))
+    expected = sum(x.nbytes for x in jax.tree.leaves(state.params.base))
+    assert sum(x.nbytes for x in jax.tree.leaves(base)) == expected
+    assert len(rollouts) == 3
+    for each in rollouts:
+        assert each.params.base == ()
+        adapters = jax.tree.leaves(each.params.policy)
+        assert sum(x.nbytes for x in adapters) == sum(x.nbytes for x in jax.tree.leaves(state.params.policy))
+        assert max(x.size for x in adapters) < math.prod(UP)
+    # Three rollouts wait, and what was sent for them is let go.
+    del rollouts, each, adapters
+    sent.clear()
+    jax.block_until_ready(state)
+    assert count_on(mesh) - before == kernels
+
+
+UP = DECODER.hidden_size, DECODER.intermediate_size
+
+
+def count_on(mesh: Mesh) -> int:
+    """Return how many arrays of the size of an MLP's kernel the devices of a mesh hold."""
+    gc.collect()
+    return sum(x.shape == UP and x.devices() == set(mesh.devices.flat) for x in jax.live_arrays())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "shape, rollout_shape",
+    "shape, rollout_shape, lora",
     [
-        ((2, 2, 1), (2, 1, 1)),
-        ((2, 2, 1), (2, 1, 2)),
-        ((2, 2, 1), (1, 1, 1)),
-        ((1, 1, 1), (2, 2, 1)),
-        ((1, 2, 1), (4, 1, 1)),
+        ((2, 2, 1), (2, 1, 1), True),
+        ((2, 2, 1), (2, 1, 2), False),
+        ((2, 2, 1), (1, 1, 1), False),
+        ((1, 1, 1), (2, 2, 1), False),
+        ((1, 2, 1), (4, 1, 1), False),
+        ((1, 1, 2), (2, 1, 1), True),
     ],
 )
-def test_networks_move_between_meshes_of_other_shapes(shape: tuple[int, ...], rollout_shape: tuple[int, ...]) -> None:
-    both = Both(COUPLED, shape, rollout_shape)
+def test_networks_move_between_meshes_of_other_shapes(
+    shape: tuple[int, ...], rollout_shape: tuple[int, ...], lora: bool
+) -> None:
+    both = Both(COUPLED, shape, rollout_shape, lora)
     (wanted, tokens), (found, others) = both.by_hand(1, 3), both.ahead(1, 3)
     jax.tree.map(np.testing.assert_array_equal, others, tokens)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), found, wanted)
