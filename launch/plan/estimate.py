@@ -82,9 +82,10 @@ def hardware_of(plan: PlanConfig, count: int) -> Hardware:
 def _weights_seconds(experiment: Experiment, hardware: Hardware) -> float:
     """Return the seconds to gather the rollout's weights over fsdp, or to send them to another mesh and gather them."""
     mesh, rollout_mesh, copy = experiment.mesh, experiment.rollout_mesh, abstract_copy(experiment)
-    size = bytes_per_device((copy.policy, copy.draft))
     if rollout_mesh is mesh:
-        return size * _others(mesh, "fsdp") / _bandwidth(mesh, "fsdp", hardware)
+        return bytes_per_device(replace(copy, memory=())) * _others(mesh, "fsdp") / _bandwidth(mesh, "fsdp", hardware)
+    # The frozen base of adapters was sent before the first step.
+    size = bytes_per_device((copy.policy, copy.draft))
     # Each device gets its own part of the copy. A device of a smaller mesh sends to several.
     shards, receivers = batch_shards(rollout_mesh), max(rollout_mesh.size // mesh.size, 1)
     between = _span_bandwidth(mesh.size + rollout_mesh.size, hardware)

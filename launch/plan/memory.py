@@ -11,11 +11,12 @@ from jax.sharding import PartitionSpec as P
 from launch.costs.round_timer import first_rows
 from launch.setup.experiment import Experiment
 from launch.setup.memory import abstract_copy, held_ahead
+from specjax.adapters import joined
 from specjax.parallel.memory import bytes_per_device
 from specjax.parallel.mesh import BATCH_AXES, batch_shards, spec
 from specjax.rollout.plan import choose_lengths
 from specjax.rollout.rounds import Decoding
-from specjax.types import LayerCache, Prompts, PyTree, TrainState
+from specjax.types import LayerCache, Params, Prompts, PyTree, TrainState
 
 Components = dict[str, int]
 TEMPORARIES = "activations and other temporaries"
@@ -49,7 +50,7 @@ def known_components(name: str, experiment: Experiment, state: TrainState) -> Co
         return before | {"gradients": bytes_per_device(trained)}
     if experiment.rollout_mesh is experiment.mesh:
         copy = abstract_copy(experiment)
-        before |= {"copy for the rollout": bytes_per_device((copy.policy, copy.draft))}
+        before |= {"copy for the rollout": _copied(params, copy)}
     return before | {"caches": _caches(experiment)}
 
 
@@ -78,12 +79,24 @@ def resident(state: TrainState) -> Components:
     """Return bytes per device of the training state."""
     params = state.params
     return {
-        "policy": bytes_per_device(params.policy),
+        "policy": bytes_per_device((params.policy, params.base)),
         "draft": bytes_per_device(params.draft),
         "moments of the optimisers": bytes_per_device(state.optimizer),
         "reference policy": bytes_per_device(state.reference),
         "lookup and replay": bytes_per_device((params.memory, state.drafting, state.adaptation)),
     }
+
+
+def _copied(params: Params, copy: Params) -> int:
+    """Return the bytes per device of the rollout's copy, without frozen weights that it takes as they are."""
+
+    def shared(x: jax.ShapeDtypeStruct, new: PyTree) -> int:
+        size = bytes_per_device(new)
+        # One in 8 bits is no array.
+        return size if getattr(new, "dtype", None) == x.dtype and size == bytes_per_device(x) else 0
+
+    taken = jax.tree.leaves(jax.tree.map(shared, params.base, copy.base)) if copy.base else []
+    return bytes_per_device(replace(copy, memory=())) - sum(taken)
 
 
 def _by_rows(mesh: Mesh, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
@@ -98,7 +111,7 @@ def _caches(experiment: Experiment) -> int:
     rollout, phases = config.rollout, experiment.phases
     prompts = experiment.abstract_prompts(config.data.prompts // batch_shards(mesh))
     choice = jax.ShapeDtypeStruct((len(phases),), "int32") if rollout.draft_lengths else None
-    params = replace(networks.params, memory=())
+    params = joined(replace(networks.params, memory=()))
 
     def start(params: PyTree, prompts: Prompts, choice: jax.Array | None) -> PyTree:
         decoding = Decoding(networks.policy, networks.drafter, params, choose_lengths(rollout, choice))

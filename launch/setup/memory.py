@@ -5,6 +5,7 @@ program needs more.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -59,6 +60,8 @@ def _ahead(experiment: Experiment, rows: Mapping[str, int]) -> list[MemoryPart]:
     remedy = "must be more, or the networks smaller"
     if lag:
         name = f"{lag + 1} copies of the parameters, and parts of one"
+        if experiment.networks.params.base:
+            name += ", all beside one frozen base"
         remedy += f", or asynchronous.lag = {lag} less"
     return [
         MemoryPart(name, held.copies + held.parts, option, experiment.rollout_mesh.shape["tensor"], remedy),
@@ -70,7 +73,7 @@ class HeldAhead(NamedTuple):
     """Bytes per device of the rollout mesh of an asynchronous run while the first of its rollouts is generated.
 
     Attributes:
-        copies:  Networks by which the rollouts under way are generated.
+        copies:  Networks by which the rollouts under way are generated. They share the frozen base of adapters.
         parts:   The newest copy as it arrives, before its parts are joined. 0 with lag 0, which has no other copy then.
         waiting: Rollouts that wait for their updates, with their prompts.
     """
@@ -82,13 +85,18 @@ class HeldAhead(NamedTuple):
 
 def held_ahead(experiment: Experiment, state: TrainState) -> HeldAhead:
     """Return what the rollout mesh holds beside caches. state: with the rollouts that wait."""
-    lag, copy = len(state.ahead), bytes_per_device(abstract_copy(experiment))
+    lag, networks = len(state.ahead), abstract_copy(experiment)
+    base, copy = bytes_per_device(networks.base), bytes_per_device(replace(networks, base=()))
     waiting = bytes_per_device([(each.prompts, each.rollout) for each in state.ahead])
-    return HeldAhead((lag + 1) * copy, copy // batch_shards(experiment.rollout_mesh) if lag else 0, waiting)
+    parts = copy // batch_shards(experiment.rollout_mesh) if lag else 0
+    return HeldAhead(base + (lag + 1) * copy, parts, waiting)
 
 
 def abstract_copy(experiment: Experiment) -> Params:
-    """Return the parameters as rollouts have them, cast and gathered over data and fsdp, as ShapeDtypeStructs."""
+    """Return the parameters as rollouts have them, cast and gathered over data and fsdp, as ShapeDtypeStructs.
+
+    Adapters and their frozen base are apart.
+    """
     networks = experiment.networks
     return copy_on(experiment.rollout_mesh, networks.policy, networks.drafter, networks.params)
 
