@@ -140,7 +140,8 @@ def make_variants(
     lengths, mesh = experiment.config.rollout.lengths, experiment.mesh
     policy, drafter = experiment.networks.policy, experiment.networks.drafter
     plain = plain_config(experiment.config)
-    plain_state = init_train_state(Params(params.policy, {}), plain, mesh, with_reference=plain.loss.kl_coefficient > 0)
+    undrafted, with_reference = replace(params, draft={}, memory=()), plain.loss.kl_coefficient > 0
+    plain_state = init_train_state(undrafted, plain, mesh, with_reference=with_reference)
     costs = np.ones((len(experiment.phases), len(lengths)), np.float32) if seconds is None else seconds
     draft_state = fresh_state(experiment, replace(params, memory=experiment.networks.params.memory), costs)
     # Both states share one copy of the policy's optimizer state and reference, to save memory: steps update copies.

@@ -17,6 +17,7 @@ from launch.diagnosis.predicted import is_predicted, make_overlaps
 from launch.diagnosis.summary import Diagnosis
 from launch.setup.experiment import Experiment
 from launch.setup.memory import check_rollout
+from specjax.adapters import joined
 from specjax.drafters.distillation import MOST_PASSES
 from specjax.types import Params
 
@@ -64,7 +65,7 @@ def diagnose(experiment: Experiment, params: Params, count: int) -> Diagnosis:
 
 
 def _diagnose(experiment: Experiment, params: Params, count: int) -> Diagnosis:
-    networks, config = experiment.networks, experiment.config.rollout
+    networks, config, params = experiment.networks, experiment.config.rollout, joined(params)
     table, law, chunk = experiment.held_out_prompts, config.law, experiment.config.logit_chunk
     width = min(max(ROWS // config.group_size, 1), count, len(table.rows))
     check_rollout(experiment, config, width, {"prompts": width, "rollout.group_size": config.group_size})

@@ -47,7 +47,7 @@ class AnswerGenerator:
             length = 0 if isinstance(drafter, NoDrafter) else max(options.lengths)
             config = replace(options, draft_length=length, draft_lengths=())
             # Draw from the policy that is trained, not from an 8-bit copy of it for rollouts.
-            policy = replace(self._experiment.networks.policy, eight_bit=None)
+            policy = replace(self._experiment.networks.policy, eight_bit=None, merged=False)
             generate = make_generate(policy, drafter, config, self._experiment.mesh, self._experiment.rollout_fn)
             verified = rounds = 0
             with self._phase:

@@ -67,7 +67,7 @@ class Sampler:
         without_carry_over = replace(rollout, carry_over=None, max_age=None)
         self.rollout = replace(without_carry_over, group_size=samples, draft_length=self.draft_length, draft_lengths=())
         # Evaluate the policy that is trained, not an 8-bit copy of it for rollouts.
-        policy = replace(experiment.networks.policy, eight_bit=None)
+        policy = replace(experiment.networks.policy, eight_bit=None, merged=False)
         self._generate = make_generate(policy, drafter, self.rollout, experiment.mesh, experiment.rollout_fn)
         self._samples, self._mesh, self._stop_tokens = samples, experiment.mesh, experiment.tokenizer.stop_tokens
         self.noise = seed_step(experiment.config.seed, step)

@@ -28,7 +28,7 @@ def stream_rounds(
     prompts: one per data shard; only the first is shown, the others fill the mesh.
     """
     # Use the policy that is trained, not an 8-bit copy of it for rollouts.
-    policy, drafter = replace(experiment.networks.policy, eight_bit=None), experiment.networks.drafter
+    policy, drafter = replace(experiment.networks.policy, eight_bit=None, merged=False), experiment.networks.drafter
     mesh = experiment.mesh
     slots = len(prompts.lengths) * config.group_size
 

@@ -1,5 +1,7 @@
 """Comparison of rollouts with plain decoding, token by token."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 
@@ -43,7 +45,9 @@ def assert_same_rollout(
         stop_tokens=config.stop_tokens,
     )
     run = seed_step(0, 0) if run is None else run
-    plain = _rollout(speculative_rollout, policy, NoDrafter(), Params(params.policy, {}), prompts, run, plainly)
+    plain = _rollout(
+        speculative_rollout, policy, NoDrafter(), replace(params, draft={}, memory=()), prompts, run, plainly
+    )
     drafted = _rollout(rollout_fn, policy, drafter, params, prompts, run, config)
     _compare(drafted, plain, tolerance)
     refuse_without_proposals(config, [drafted])

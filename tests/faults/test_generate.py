@@ -19,7 +19,8 @@ PROMPT, BUDGET = "12+3", 8
 
 @pytest.fixture(scope="module")
 def experiment() -> Experiment:
-    config = parse_run(argv("tiny", LEAST | {"--rollout.draft-length": "2", "--rollout.verifier": "coupled"}), "", "")
+    options = {"--rollout.draft-length": "2", "--rollout.verifier": "coupled", "--lora.rank": "1"}
+    config = parse_run(argv("tiny", LEAST | options), "", "")
     rollout = replace(config.rollout, max_new_tokens=BUDGET, draft_lengths=(), phases=())
     return build_experiment(replace(config, rollout=rollout), training=False)
 

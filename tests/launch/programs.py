@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,9 +25,6 @@ from launch.cli.recipe_options import RECIPE_ONLY, reads
 from launch.run.directory import CHECKPOINTS
 from launch.setup.experiment import Experiment
 from models.config import DecoderConfig
-from models.decoder import init_decoder
-from models.lora import LoraConfig, adapted_layers, init_adapters, with_scales
-from models.params import abstract_params, init_params
 from specjax.checkpoint import Checkpointer
 from specjax.train.state import init_train_state
 from specjax.types import PyTree
@@ -159,23 +155,6 @@ def leave_run(directory: Path, experiment: Experiment, vocabulary: list[int] | N
     with Checkpointer(directory / CHECKPOINTS, 1) as made:
         state = init_train_state(experiment.networks.params, experiment.config, experiment.mesh)
         made.save(1, state, {}, {"draft_vocabulary": vocabulary or experiment.draft_vocabulary})
-
-
-def with_adapters(experiment: Experiment) -> Experiment:
-    """Return the experiment with adapters, whose B is random, to its policy in the compute dtype; shapes of shapes."""
-    networks, mesh = experiment.networks, experiment.mesh
-    decoder, params, dtype = networks.decoder, networks.params, networks.policy.dtype
-    assert decoder is not None
-    layers = adapted_layers(functools.partial(init_decoder, decoder), LoraConfig(rank=2))
-    init, rng = functools.partial(init_adapters, layers), np.random.default_rng(3)
-    shapes = isinstance(jax.tree.leaves(params.policy)[0], jax.ShapeDtypeStruct)
-    if shapes:
-        adapters, cast = abstract_params(init, mesh), lambda x: x.update(dtype=dtype)
-    else:
-        drawn = lambda x: jax.device_put(np.float32(0.3 * rng.standard_normal(x.shape)), x.sharding)  # noqa: E731
-        adapters, cast = jax.tree.map(drawn, init_params(init, jax.random.key(1), mesh)), lambda x: x.astype(dtype)
-    base = with_scales(jax.tree.map(cast, params.policy), layers, mesh, shapes=shapes)
-    return replace(experiment, networks=replace(networks, params=replace(params, policy=adapters, base=base)))
 
 
 def saves(run: Path) -> list[int]:

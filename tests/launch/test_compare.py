@@ -115,7 +115,11 @@ def test_a_comparison_that_is_stopped_shows_the_steps_so_far():
 
 
 @pytest.mark.parametrize(
-    "options", [{"--rollout.draft-lengths": "0 2"}, {"--asynchronous.lag": "1", "--rollout.draft-length": "2"}]
+    "options",
+    [
+        {"--rollout.draft-lengths": "0 2", "--lora.rank": "2"},
+        {"--asynchronous.lag": "1", "--rollout.draft-length": "2"},
+    ],
 )
 def test_the_closing_comparison_times_new_steps_at_the_runs_lengths(options: Options, monkeypatch: pytest.MonkeyPatch):
     """Steps of the run would draft what its history lookup remembers of them."""

@@ -313,8 +313,8 @@ def test_a_model(trained: Trained):
 
 
 def test_ngram_is_predicted_and_history_is_not_and_no_training_is_advised(capsys: pytest.CaptureFixture[str]):
-    for kind in "ngram", "history":
-        experiment = built(LOOKUP | {"draft.lookup.kind": kind, "rollout.group_size": 2})
+    for kind, rank in (("ngram", 2), ("history", 0)):
+        experiment = built(LOOKUP | {"draft.lookup.kind": kind, "rollout.group_size": 2, "lora.rank": rank})
         assert experiment.config.rollout.group_size == (2 if kind == "history" else 1)
         diagnosis = diagnose(experiment, experiment.networks.params, 4)
         assert not diagnosis.faults and states(diagnosis.findings)["caches"] == "ok"

@@ -224,15 +224,15 @@ MTP = {"--draft.kind": "mtp", "--model.feature-layers": "0"}
 def test_other_drafts_are_saved_and_started_from(
     distilled: Distilled, files: Path, shrunk: Options, tmp_path: Path, kind: str, name: str, read_by: str
 ):
-    """A small model is saved alone, an MTP head with its policy."""
-    fresh = MTP | {"--draft.mtp-convention": "mimo"}
+    """A small model is saved alone, an MTP head with its policy, and fresh adapters of this change nothing."""
+    fresh, lora = MTP | {"--draft.mtp-convention": "mimo"}, {"--lora.rank": "2"} if kind == "mtp" else {}
     if kind == "model":
         small = replace(ONE_LAYER, vocab_size=9, hidden_size=12)
         random = init_params(partial(init_decoder, small), jax.random.key(2), make_mesh(MeshConfig()))
         save_policy(tmp_path / "random", random, small)
         fresh = {"--draft.kind": "model", "--draft.path": str(tmp_path / "random"), "--model.feature-layers": "0"}
     learning = LEARNING | {"--responses": str(files / "responses.jsonl"), "--temperatures": "1"}
-    options = shrunk | learning | fresh | {"--out": str(tmp_path / "out")}
+    options = shrunk | learning | fresh | lora | {"--out": str(tmp_path / "out")}
     assert launch.distill.main(argv("gsm8k", options)) == 0
     saved, report = tmp_path / "out" / name, json.loads((tmp_path / "out/distill.json").read_text())
     own = report["acceptance"][0]

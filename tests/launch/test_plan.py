@@ -37,7 +37,7 @@ from specjax.cost import HARDWARE
 from specjax.parallel.memory import bytes_per_device
 from specjax.parallel.mesh import MeshConfig, disjoint_mesh, make_mesh
 from specjax.testing.hlo import Program, collectives
-from tests.launch.programs import FEW, SMALLEST, Refusal, argv, changes, finish, start, with_adapters
+from tests.launch.programs import FEW, SMALLEST, Refusal, argv, changes, finish, start
 from tests.refusals import assert_refused
 
 # Every axis of the mesh divides the dimensions that it shards.
@@ -116,25 +116,24 @@ def test_row_64_the_rollout_mesh_holds_copies_and_the_training_mesh_moments():
     assert plain["generate"]["copy for the rollout"] == copy and trained.items() < plain["generate"].items()
 
 
-def test_the_base_of_adapters_is_held_once_and_sent_before_the_first_step():
+@pytest.mark.parametrize("config", [TWO_MESHES, override(TWO_NETWORKS, {"mesh.fsdp": 1})])
+def test_the_base_of_adapters_is_held_once_and_sent_before_the_first_step(config: RunConfig):
     """Its dtype is that of the rollout, so that without fsdp a synchronous rollout copies only its seven scales."""
-    for config in (TWO_MESHES, override(TWO_NETWORKS, {"mesh.fsdp": 1})):
-        plain = experiment_of(config)
-        adapted = with_adapters(plain)
-        full, params = plain.networks.params, adapted.networks.params
-        base, adapters, draft = (
-            sum(x.size for x in jax.tree.leaves(x)) for x in (params.base, params.policy, full.draft)
-        )
-        sent, ahead = 2 * (adapters + draft), config.asynchronous.lag
-        memory = {name: known_components(name, adapted, abstract_state(adapted)) for name in get_args(ProgramName)}
-        if ahead:
-            expected = {"copies of the networks": 2 * base + 2 * sent, "parts of the next copy": sent // 2}
-            seconds, before = (estimate(x, HARDWARE["h100"]).weights for x in (adapted, plain))
-            assert seconds / before == pytest.approx(sent / (2 * (base - 7 + draft)), rel=0.01)
-        else:
-            expected = {"copy for the rollout": sent + 2 * 7, "policy": 2 * base + 2 * 7 + 4 * adapters}
-        assert expected.items() <= memory["generate"].items()
-        assert memory["update"]["gradients"] == bytes_per_device((params.policy, params.draft))
+    adapted, scales = experiment_of(override(config, {"lora.rank": 2})), 7
+    params, state = adapted.networks.params, abstract_state(adapted)
+    base, adapters, draft = (
+        sum(x.size for x in jax.tree.leaves(tree)) for tree in (params.base, params.policy, params.draft)
+    )
+    sent, held = 2 * (adapters + draft), known_components("generate", adapted, state)
+    if config.asynchronous.lag:
+        assert held["copies of the networks"] == 2 * base + 2 * sent and held["parts of the next copy"] == sent // 2
+        seconds, of_all = (estimate(x, HARDWARE["h100"]).weights for x in (adapted, experiment_of(config)))
+        assert seconds / of_all == pytest.approx(sent / (2 * (base - scales + draft)), rel=0.01)
+    else:
+        assert held["copy for the rollout"] == sent + 2 * scales
+        assert held["policy"] == 2 * (base + scales) + 4 * adapters
+    gradients = known_components("update", adapted, state)["gradients"]
+    assert gradients == bytes_per_device((params.policy, params.draft))
 
 
 def experiment_of(config: RunConfig) -> Experiment:
