@@ -1,4 +1,4 @@
-"""One step on four meshes: the same tokens and gradients, no collectives between data shards, and the probe step."""
+"""One step on several meshes: the same tokens and gradients, no collectives between data shards, and the probe step."""
 
 from dataclasses import dataclass, replace
 
@@ -19,9 +19,11 @@ from specjax.train.config import TrainConfig
 from specjax.train.loss import LossConfig
 from specjax.train.metrics import Metrics
 from specjax.train.stages import Stages
+from specjax.train.state import init_train_state
 from specjax.train.timed_step import ProbeStep
 from specjax.train.train_step import make_train_step
 from specjax.types import Params, Rollout, TrainState
+from tests.specjax.test_adapters import adapted_params
 from tests.specjax.training import (
     BUDGET,
     CONFIG,
@@ -38,9 +40,11 @@ from tests.specjax.training import (
 )
 
 POLICY, DRAFTER = networks(unroll=2)
-MICROBATCHES = {(1, 1, 1): 1, (8, 1, 1): 2, (2, 2, 2): 4, (1, 4, 2): 2}
+MICROBATCHES = {(8, 1, 1): 2, (2, 2, 2): 4, (1, 4, 2): 2}
 FOUR_BY_TWO = pytest.param((1, 4, 2), marks=pytest.mark.slow)
 SHARDED = [pytest.param((8, 1, 1), marks=pytest.mark.slow), (2, 2, 2), FOUR_BY_TWO]
+# With adapters, verified by `coupled`.
+ADAPTED = [(1, 2, 2), *(pytest.param(shape, marks=pytest.mark.slow) for shape in ((2, 1, 1), (1, 2, 1), (1, 1, 2)))]
 CALLS: list[int] = []
 
 
@@ -50,12 +54,16 @@ def count_fives_on_the_host(tokens: np.ndarray, lengths: np.ndarray, ids: np.nda
     return value, (value > 0).astype(np.float32)
 
 
-def config_on(shape: tuple[int, int, int]) -> TrainConfig:
-    return replace(CONFIG, loss=LossConfig(kl_coefficient=0.1), microbatches=MICROBATCHES[shape])
+def config_on(shape: tuple[int, int, int], lora: bool = False) -> TrainConfig:
+    rollout = replace(CONFIG.rollout, verifier="coupled") if lora else CONFIG.rollout
+    loss = LossConfig(kl_coefficient=0.1)
+    return replace(CONFIG, rollout=rollout, loss=loss, microbatches=MICROBATCHES.get(shape, 1))
 
 
-def fresh_state(mesh: Mesh) -> TrainState:
+def fresh_state(mesh: Mesh, lora: bool = False) -> TrainState:
     """Return a state whose reference policy differs from the trained policy."""
+    if lora:
+        return init_train_state(adapted_params(mesh, b_scale=0.3), CONFIG, mesh, with_reference=True)
     state = state_on(mesh, with_reference=True)
     return replace(state, reference=jax.tree.map(lambda x: x * jnp.asarray(1.1, x.dtype), state.reference))
 
@@ -75,21 +83,21 @@ class Stepped:
 
 @pytest.fixture(scope="module")
 def stepped():
-    done: dict[tuple[int, int, int], Stepped] = {}
+    done: dict[tuple[tuple[int, int, int], bool], Stepped] = {}
 
-    def on(shape: tuple[int, int, int]) -> Stepped:
-        if shape not in done:
+    def on(shape: tuple[int, int, int], lora: bool = False) -> Stepped:
+        if (shape, lora) not in done:
             mesh = mesh_of(*shape)
             reward: RewardFn = host_reward(count_fives_on_the_host, mesh) if shape == (2, 2, 2) else count_fives
-            step = make_train_step(POLICY, DRAFTER, reward, config_on(shape), mesh)
-            state, prompts = fresh_state(mesh), place(make_prompts(), mesh)
+            step = make_train_step(POLICY, DRAFTER, reward, config_on(shape, lora), mesh)
+            state, prompts = fresh_state(mesh, lora), place(make_prompts(), mesh)
             compiled = step.lower(state, prompts).compile()
             CALLS.clear()
             state, rollout, metrics = jax.block_until_ready(compiled(state, prompts))
             asked, gradients = tuple(CALLS), last_gradients(state)
             assert "ynn_fusion" not in compiled.as_text()
-            done[shape] = Stepped(mesh, compiled.as_text(), rollout, metrics, gradients, state.params, asked)
-        return done[shape]
+            done[shape, lora] = Stepped(mesh, compiled.as_text(), rollout, metrics, gradients, state.params, asked)
+        return done[shape, lora]
 
     return on
 
@@ -98,6 +106,14 @@ def assert_same_rollout(rollout: Rollout, expected: Rollout) -> None:
     for name in ("tokens", "lengths", "stopped", "drafted", "accepted", "row_rounds"):
         np.testing.assert_array_equal(getattr(rollout, name), getattr(expected, name), err_msg=name)
     np.testing.assert_allclose(rollout.full, expected.full, atol=1e-4)
+
+
+@pytest.mark.parametrize("shape", ADAPTED)
+def test_every_mesh_has_the_same_tokens_and_gradients_of_adapters(shape, stepped) -> None:
+    got, expected = stepped(shape, lora=True), stepped((1, 1, 1), lora=True)
+    assert_same_rollout(got.rollout, expected.rollout)
+    assert got.metrics["rollout/acceptance_length"] > 1
+    assert_same_gradients(got, expected)
 
 
 @pytest.mark.parametrize("shape", SHARDED)
@@ -110,7 +126,10 @@ def test_every_mesh_samples_the_same_tokens(shape, stepped) -> None:
 
 @pytest.mark.parametrize("shape", SHARDED)
 def test_every_mesh_and_number_of_microbatches_has_the_same_gradients(shape, stepped) -> None:
-    got, expected = stepped(shape), stepped((1, 1, 1))
+    assert_same_gradients(stepped(shape), stepped((1, 1, 1)))
+
+
+def assert_same_gradients(got: Stepped, expected: Stepped) -> None:
     assert relative_gap(got.gradients.policy, expected.gradients.policy) < 1e-5
     assert relative_gap(got.gradients.draft, expected.gradients.draft) < 1e-5
     assert got.metrics.keys() == expected.metrics.keys()
