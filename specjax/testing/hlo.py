@@ -75,6 +75,13 @@ class Instruction:
         return found[1] if found else ""
 
     @property
+    def parameter(self) -> int:
+        """Return the number of the argument that the line is."""
+        found = re.search(r"parameter\((\d+)\)", self.line)
+        assert found, f"no parameter: {self.line}"
+        return int(found[1])
+
+    @property
     def elements(self) -> int:
         return max((math.prod(dims) for dims in self.arrays), default=0)
 
@@ -84,6 +91,9 @@ class Program:
 
     def __init__(self, text: str) -> None:
         self.computations: dict[str, list[Instruction]] = {}
+        # Number of the argument whose memory each result takes -> index of the result.
+        aliases = re.findall(r"\{(\d*)\}: \((\d+), \{\}, (?:may|must)-alias\)", text.partition("\n")[0])
+        self.aliased = {int(argument): int(result or 0) for result, argument in aliases}
         lines: list[Instruction] = []
         self.entry = name = ""
         for line in text.splitlines():
@@ -128,6 +138,12 @@ class Program:
             for line in self.computations[name]:
                 waiting |= (line.references & self.computations.keys()) - reached
         return [line for name in sorted(reached) for line in self.computations[name]]
+
+    def makers(self, dims: tuple[int, ...]) -> list[Instruction]:
+        """Return the lines that make an array of these dimensions, rather than pass one on."""
+        passing = (*NOTHING, "while", "call", "conditional")
+        lines = (x for lines in self.computations.values() for x in lines)
+        return [x for x in lines if x.opcode not in passing and dims in x.arrays]
 
     def copies(self, lines: list[Instruction], elements: int) -> list[Instruction]:
         """Return those of the lines that make an array of at least so many elements."""
