@@ -164,12 +164,15 @@ def test_data_shards_decode_without_a_collective(stepped) -> None:
     assert not collectives(loop)
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 2), FOUR_BY_TWO])
-def test_tensor_shards_decode_with_collectives_among_themselves_alone(shape, stepped) -> None:
-    _, loop, _ = decode_loop(stepped(shape))
+@pytest.mark.parametrize(
+    "shape, lora", [((2, 2, 2), False), pytest.param((1, 4, 2), False, marks=pytest.mark.slow), ((1, 2, 2), True)]
+)
+def test_tensor_shards_decode_with_collectives_among_themselves_alone(shape, lora, stepped) -> None:
+    """The sums of adapters join those of their layers."""
+    _, loop, _ = decode_loop(stepped(shape, lora))
     used = collectives(loop)
     assert used
-    assert not [line.line for line in used if not within_shard(line.line, stepped(shape).mesh)]
+    assert not [line.line for line in used if not within_shard(line.line, stepped(shape, lora).mesh)]
     # Two per layer, one after the embedding and one for the logits; for the policy once, for the draft in each step.
     policy, draft = 2 * DECODER.num_layers + 2, CONFIG.rollout.draft_length * 4
     assert len(used) <= policy + draft
@@ -205,11 +208,11 @@ def test_no_loop_of_rounds_among_phases_leaves_its_shard_or_copies_a_cache() -> 
 
 
 @pytest.mark.slow
-def test_the_probe_does_the_same_step_and_times_its_stages(stepped) -> None:
-    shape = (2, 2, 2)
-    fused, mesh = stepped(shape), stepped(shape).mesh
-    probe = ProbeStep(Stages(POLICY, DRAFTER, count_fives, config_on(shape), mesh))
-    start = fresh_state(mesh)
+@pytest.mark.parametrize("shape, lora", [((2, 2, 2), False), ((1, 2, 2), True)])
+def test_the_probe_does_the_same_step_and_times_its_stages(shape, lora, stepped) -> None:
+    fused, mesh = stepped(shape, lora), stepped(shape, lora).mesh
+    probe = ProbeStep(Stages(POLICY, DRAFTER, count_fives, config_on(shape, lora), mesh))
+    start = fresh_state(mesh, lora)
     state, rollout, metrics = probe(start, make_prompts())
     assert all(x.is_deleted() for x in jax.tree.leaves(start))
     assert_same_rollout(rollout, fused.rollout)
