@@ -240,12 +240,16 @@ def test_two_processes_resume_what_four_have_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "devices"), [(4, 1), (2, 3)], ids=["each over two", "process 0 in both"])
-def test_either_mesh_of_an_asynchronous_run_may_span_processes(count: int, devices: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("count", "devices", "rank"), [(4, 1, 0), (2, 3, 2)], ids=["each over two", "process 0 in both, with adapters"]
+)
+def test_either_mesh_of_an_asynchronous_run_may_span_processes(
+    count: int, devices: int, rank: int, tmp_path: Path
+) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
     options = TWO | {"mesh.data": 2, "--asynchronous.lag": "1", "--asynchronous.rollout-mesh.data": "2"}
     options |= {"--checkpoint.every": "2", "--eval.every": "2", "--warmup.steps": "2", "--warmup.batch-size": "4"}
-    options |= {"--rollout.max-new-tokens": "20"}
+    options |= {"--rollout.max-new-tokens": "20", "--lora.rank": str(rank)}
     for steps, *more in (("2",), ("4", "--resume")):
         finish_job(start_job(train(run, options | {"--steps": steps}, *more), count, devices))
     finish_job(start_job(train(whole, options | {"--steps": "4"}), count=1, devices=4))
