@@ -28,30 +28,25 @@ def joined(params: Params) -> Params:
     """
     if not params.base:
         return params
-    return replace(params, policy=_combined(params.base, params.policy, lambda base, adapter: base | adapter), base=())
+    return replace(params, policy=_combined(params.base, params.policy, lambda base, adapter: adapter), base=())
 
 
 def merged(params: Params) -> Params:
-    """Return the parameters with W + s A B as the policy's kernels: one tree, as of a policy without adapters.
+    """Return the parameters with W + s A B as the policy's kernels: one tree, with the structure of the base.
 
     They are added in float32 and rounded once to the dtype of W, which loses what is below its spacing.
     """
 
     def merge(base: dict[str, Any], adapter: dict[str, Any]) -> dict[str, Any]:
         kernel, product = base[KERNEL], delta(adapter[A], adapter[B], base[SCALE])
-        return _frozen(base) | {KERNEL: (kernel.astype(jnp.float32) + product).astype(kernel.dtype)}
+        return {KERNEL: (kernel.astype(jnp.float32) + product).astype(kernel.dtype)}
 
     return replace(params, policy=_combined(params.base, params.policy, merge), base=()) if params.base else params
 
 
 def adapters_off(params: Params) -> Params:
-    """Return the parameters with the policy before training, in the structure of `merged`; unchanged without a base.
-
-    The leaves may be anything.
-    """
-    if not params.base:
-        return params
-    return replace(params, policy=_combined(params.base, params.policy, lambda base, adapter: _frozen(base)), base=())
+    """Return the parameters of the policy before training."""
+    return replace(params, policy=params.base, base=())
 
 
 def delta(a: Float[Array, "*in_r"], b: Float[Array, "r *features"], scale: Float[Array, ""]) -> Float[Array, "..."]:
@@ -59,12 +54,8 @@ def delta(a: Float[Array, "*in_r"], b: Float[Array, "r *features"], scale: Float
     return jnp.tensordot(a, b * scale, axes=1)
 
 
-def _frozen(base: dict[str, Any]) -> dict[str, Any]:
-    return {name: x for name, x in base.items() if name != SCALE}
-
-
-def _combined(base: PyTree, adapters: PyTree, of_layer: Callable[[Any, Any], dict[str, Any]]) -> PyTree:
-    """Return the base, with each adapted layer as `of_layer` returns it for its two dicts."""
+def _combined(base: PyTree, adapters: PyTree, of_kernel: Callable[[Any, Any], dict[str, Any]]) -> PyTree:
+    """Return the base, updated beside each adapted kernel by what `of_kernel` returns for its two dicts."""
     if A in adapters:
-        return of_layer(base, adapters)
-    return base | {name: _combined(base[name], inner, of_layer) for name, inner in adapters.items()}
+        return base | of_kernel(base, adapters)
+    return base | {name: _combined(base[name], inner, of_kernel) for name, inner in adapters.items()}

@@ -18,7 +18,6 @@ from models.hf.config import carried_fields
 from models.hf.eagle3_dialects import Dialect
 from models.hf.mtp_files import MTPHead
 from models.hf.save import save_policy
-from specjax.adapters import merged
 from specjax.parallel import processes
 from specjax.types import Params, PyTree
 
@@ -48,7 +47,7 @@ def write_trained(
 ) -> list[Path]:
     """Write the draft and its copy in `dialect`, or the policy with an MTP head. Return the new directories."""
     if draft.in_policy:
-        write_policy(out / POLICY, experiment, merged(params).policy, draft.policy_head(params.draft))
+        write_policy(out / POLICY, experiment, params.policy, draft.policy_head(params.draft))
         return [out / POLICY]
     draft.write(out / DRAFT, params.draft)
     if dialect is None:

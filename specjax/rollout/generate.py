@@ -60,7 +60,7 @@ def gathered_shardings(policy: Policy, drafter: Drafter, params: Params) -> PyTr
 
 def cast_shardings(policy: Policy, drafter: Drafter, params: Params) -> Params:
     """Return the same shardings of the parameters of `cast_params`."""
-    params = adapters_off(params) if policy.merged else params
+    params = adapters_off(params) if policy.merged and params.base else params
 
     def gathered(x: Array | jax.ShapeDtypeStruct) -> NamedSharding | None:
         if not isinstance(x.sharding, NamedSharding):

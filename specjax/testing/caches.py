@@ -10,6 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array
 
+from specjax.adapters import joined
 from specjax.drafters import Drafter
 from specjax.drafters.base import DraftState
 from specjax.drafters.head import HeadState
@@ -40,6 +41,7 @@ def assert_cache_consistent(
     deterministic. Returns the states, as numpy. Raises AssertionError at the first difference, and ValueError for a
     drafter whose state cannot be compared.
     """
+    params = joined(params)
     check = CacheCheck(policy, drafter, params, prompts, config, tolerance)
     rows, run = len(prompts.lengths) * config.group_size, seed_step(0, 0) if run is None else run
 

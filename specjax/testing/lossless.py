@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from specjax.adapters import joined
 from specjax.drafters import Drafter
 from specjax.keys import SeedStep, seed_step
 from specjax.parallel import processes
@@ -42,6 +43,7 @@ def assert_lossless(
     Raises AssertionError if the law differs. Raises ValueError if there are too many completions to enumerate, too few
     draws for a power of 0.9 at `total_variation`, or if nothing was drafted although `config` drafts.
     """
+    params = joined(params)
     cells = _enumerate(policy, params, config, prompt)
     batches = -(-draws // config.group_size)
     planned = fit({(): batches * config.group_size}, cells, total_variation)

@@ -1,10 +1,9 @@
 """Comparison of rollouts with plain decoding, token by token."""
 
-from dataclasses import replace
-
 import jax
 import numpy as np
 
+from specjax.adapters import joined
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import SeedStep, seed_step
 from specjax.parallel import processes
@@ -44,10 +43,8 @@ def assert_same_rollout(
         law=config.law,
         stop_tokens=config.stop_tokens,
     )
-    run = seed_step(0, 0) if run is None else run
-    plain = _rollout(
-        speculative_rollout, policy, NoDrafter(), replace(params, draft={}, memory=()), prompts, run, plainly
-    )
+    params, run = joined(params), seed_step(0, 0) if run is None else run
+    plain = _rollout(speculative_rollout, policy, NoDrafter(), Params(params.policy, {}), prompts, run, plainly)
     drafted = _rollout(rollout_fn, policy, drafter, params, prompts, run, config)
     _compare(drafted, plain, tolerance)
     refuse_without_proposals(config, [drafted])

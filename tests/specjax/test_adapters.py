@@ -12,6 +12,7 @@ from models.decoder import init_decoder
 from models.lora import LoraConfig, adapted_layers, init_adapters, with_scales
 from models.params import init_params, param_shardings
 from specjax.adapters import joined, merged
+from specjax.testing import assert_cache_consistent, assert_same_rollout
 from specjax.train.gradients import accumulate, log_probs_of
 from specjax.train.loss import LossConfig
 from specjax.train.stages import Stages
@@ -103,3 +104,11 @@ def test_merged_equals_unmerged_and_the_base_is_the_reference():
     state = init_train_state(params, config, mesh, with_reference=True)
     reference = jax.jit(Stages(policy, drafter, count_fives, config, mesh).logprob)(state, batch).reference
     np.testing.assert_array_equal(reference, off)
+
+
+def test_rollouts_with_adapters_are_those_of_plain_decoding_and_have_its_caches():
+    policy, drafter = networks()
+    proof = policy, drafter, adapted_params(mesh_of(), b_scale=0.3), make_prompts()
+    config = replace(CONFIG.rollout, verifier="coupled")
+    rollout = assert_same_rollout(*proof, config)
+    assert np.sum(rollout.accepted) > 0 and len(assert_cache_consistent(*proof, config)) > 1
