@@ -1,6 +1,7 @@
 """Rollout functions run over the mesh: each data shard generates by itself, with parameters gathered once."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -48,18 +49,37 @@ def cast_params(policy: Policy, drafter: Drafter, params: Params) -> Params:
 def make_prepare(policy: Policy, drafter: Drafter, params: Params) -> Callable[[Params], Params]:
     """Return `prepare` with the gather as a separate program, for parameters sharded as `params`.
 
-    Call it with their mesh set. Rollouts with the parameters that it returns need no further gather.
+    Call it with their mesh set. Rollouts with the parameters that it returns need no further gather. A frozen base that
+    they read as it is is not copied.
     """
-    return jax.jit(partial(prepare, policy, drafter), out_shardings=gathered_shardings(policy, drafter, params))
+    layout = cast_shardings(policy, drafter, params)
+    as_it_is = _reads_base(policy, params.base, layout.base)
+    program = jax.jit(
+        partial(cast_params, policy, drafter), out_shardings=replace(layout, base=()) if as_it_is else layout
+    )
+
+    def run(params: Params) -> Params:
+        if not as_it_is:
+            return joined(program(params))
+        return joined(replace(program(replace(params, base=())), base=params.base))
+
+    return run
 
 
-def gathered_shardings(policy: Policy, drafter: Drafter, params: Params) -> PyTree:
-    """Return the shardings of prepared parameters gathered over data and fsdp; None where a parameter has no mesh."""
-    return joined(cast_shardings(policy, drafter, params))
+def _reads_base(policy: Policy, base: PyTree, layout: PyTree) -> bool:
+    """Return whether rollouts read the frozen base as it is: in the dtype and the layout that it has."""
+    if not base or policy.merged or policy.eight_bit is not None:
+        return False
+
+    def ready(x: Array, gathered: NamedSharding) -> bool:
+        # A forward casts the scales of adapters.
+        return x.ndim == 0 or (x.dtype == policy.dtype and x.sharding.is_equivalent_to(gathered, x.ndim))
+
+    return jax.tree.all(jax.tree.map(ready, base, layout))
 
 
 def cast_shardings(policy: Policy, drafter: Drafter, params: Params) -> Params:
-    """Return the same shardings of the parameters of `cast_params`."""
+    """Return the shardings of the parameters of `cast_params`, gathered over data and fsdp; None without a mesh."""
     params = adapters_off(params) if policy.merged and params.base else params
 
     def gathered(x: Array | jax.ShapeDtypeStruct) -> NamedSharding | None:

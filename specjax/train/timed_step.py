@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from specjax import kernels
 from specjax.rewards import HostReward
-from specjax.rollout.generate import Choice, gathered_shardings, place
+from specjax.rollout.generate import Choice, make_prepare, place
 from specjax.train.batch import ScoredSequences, TrainBatch
 from specjax.train.metrics import Metrics
 from specjax.train.selection import withhold_rewards
@@ -62,13 +62,14 @@ class StagedStep:
 
     `prepare` gathers and casts the parameters. `generation` is the rollout alone. `reward` scores the completions and
     selects those to train on. `logprob` runs the forwards of policies that are not trained. `train` computes
-    advantages, forward, backward and updates. Compilation and the first run of a rollout are excluded; the first run of
-    another program, which is slower than later ones, is included. The state is donated.
+    advantages, forward, backward and updates. Compilation and the first runs of `prepare` and `generation` are
+    excluded; the first run of another program, which is slower than later ones, is included. The state is donated.
     """
 
     def __init__(self, stages: Stages) -> None:
         self.stages, self._timed = stages, Clock(stages.policy.dtype)
-        self._layout = self._gathered = None
+        self._layout: PyTree = None
+        self._prepare: Callable[[Params], Params] | None = None
 
     def __call__(self, state: TrainState, prompts: Prompts, chosen: Choice = None) -> tuple[StepResult, Seconds]:
         """Take a step stage by stage. chosen: index of each phase's draft length; None: `Stages.choose` picks it."""
@@ -101,11 +102,12 @@ class StagedStep:
 
     def prepare(self, state: TrainState) -> tuple[Params, float]:
         """Return the parameters prepared for the rollout, and the seconds it took. Call with the mesh set."""
-        if self._layout is None:
+        if self._prepare is None:
             self._layout = jax.tree.map(lambda x: x.sharding, state)
-            stages = self.stages
-            self._gathered = gathered_shardings(stages.policy, stages.drafter, state.params)
-        return self._timed("prepare", self.stages.prepare, state.params, out_shardings=self._gathered)
+            self._prepare = make_prepare(self.stages.policy, self.stages.drafter, state.params)
+            jax.block_until_ready(self._prepare(state.params))
+            self._timed.start()
+        return self._timed.on_host(self._prepare, state.params)
 
     def _train(
         self, state: TrainState, sequences: ScoredSequences, log_probs: LogProbs, prompts: Prompts, rollout: Rollout

@@ -12,6 +12,7 @@ from models.decoder import init_decoder
 from models.lora import LoraConfig, adapted_layers, init_adapters, with_scales
 from models.params import init_params, param_shardings
 from specjax.adapters import joined, merged
+from specjax.rollout.generate import make_prepare
 from specjax.testing import assert_cache_consistent, assert_same_rollout
 from specjax.train.gradients import accumulate, log_probs_of
 from specjax.train.loss import LossConfig
@@ -104,6 +105,16 @@ def test_merged_equals_unmerged_and_the_base_is_the_reference():
     state = init_train_state(params, config, mesh, with_reference=True)
     reference = jax.jit(Stages(policy, drafter, count_fives, config, mesh).logprob)(state, batch).reference
     np.testing.assert_array_equal(reference, off)
+
+
+def test_a_base_that_rollouts_read_as_it_is_is_not_copied():
+    for mesh, shared in ((mesh_of(), True), (mesh_of(1, 2), False)):
+        params = adapted_params(mesh)
+        with jax.set_mesh(mesh):
+            prepared = make_prepare(*networks(), params)(params)
+        base, kernel = (x["layer_0"]["mlp"]["up"] for x in (params.base, prepared.policy))
+        assert (kernel["kernel"] is base["kernel"]) == shared and kernel["kernel"].sharding.is_fully_replicated
+        assert set(kernel) == {"kernel", "lora_a", "lora_b", "lora_scale"}
 
 
 def test_rollouts_with_adapters_are_those_of_plain_decoding_and_have_its_caches():
