@@ -15,7 +15,7 @@ from specjax.adapters import SCALE, A, B
 from specjax.cache import View
 from specjax.drafters.training_time_test import attend_pass
 from specjax.parallel.mesh import constrain, gather_weights
-from specjax.quantization import project
+from specjax.quantization import QuantizedKernel, project
 from specjax.types import LayerCache
 
 
@@ -51,7 +51,13 @@ class Projection(nn.Module):
             out_axis=tuple(range(contract, contract + len(features))),
         )
         kernel = self._parameter("kernel", fan_in, self.axes, (*inner, *features))
-        if isinstance(kernel, jax.Array):  # not one in 8 bits, which only rollouts read
+        if isinstance(kernel, QuantizedKernel):
+            values, scale = (
+                gather_weights(kernel.values, *self.axes),
+                gather_weights(kernel.scale, *self.axes[contract:]),
+            )
+            kernel = QuantizedKernel(values, scale)
+        else:
             kernel = gather_weights(kernel.astype(c.dtype), *self.axes)
         x = x.astype(c.dtype)
         y = project(x, kernel, contract)

@@ -47,13 +47,16 @@ def hidden_matrices(params: PyTree) -> PyTree:
 
 
 def contracted_axes(params: PyTree) -> PyTree:
-    """Return for each parameter named `kernel` how many of its first axes a product contracts; 0 for all others."""
+    """Return for each parameter named `kernel` how many of its first axes a product contracts; 0 for all others.
+
+    A kernel in 8 bits (specjax.quantization) counts as one parameter.
+    """
 
     def count(path: tuple[Any, ...], x: Any) -> int:
         names = _names(path)
         return _contracted(names, x) if "kernel" in names and _is_matrix(names, x) else 0
 
-    return jax.tree.map_with_path(count, params)
+    return jax.tree.map_with_path(count, params, is_leaf=lambda x: hasattr(x, "ndim"))
 
 
 def _contracted(names: set[str], x: Any) -> int:

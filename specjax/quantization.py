@@ -1,15 +1,23 @@
-"""Matrices in 8 bits for the rollout's copy of a network: weights alone, one scale for each output channel.
+"""Matrices in 8 bits: weights alone, one scale for each output channel. Products multiply in the compute dtype.
 
-The copy is made once per step from the master weights. Products read 8 bits per weight and multiply in the compute
-dtype. A draft in 8 bits changes nothing but acceptance. A policy in 8 bits is another sampling law than the one that is
-trained: the log-probs `mu` of the rollout are its own, and the loss corrects for it.
+All kernels of a network are quantized, its vocabulary head included; embeddings, and with them a head that is tied to
+them, norms, routers and experts are not. There are two uses:
+
+- The rollout's copy, made once per step from the master weights. A draft in 8 bits changes nothing but acceptance. A
+  policy in 8 bits is another sampling law than the one that is trained: the log-probs `mu` of the rollout are its own,
+  and the loss corrects for it.
+- The frozen base of a policy with adapters (specjax.adapters), quantized once. Rollouts and training read the same
+  8 bits, so there is only one law.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Shaped
 
 from specjax import kernels
@@ -34,6 +42,11 @@ class QuantizedKernel:
     values: Shaped[Array, "..."]
     scale: Float[Array, "..."]
 
+    @property
+    def ndim(self) -> int:
+        """Return the number of axes of the kernel."""
+        return self.values.ndim
+
 
 def quantize(kernel: Float[Array, "..."], contract: int, to: EightBit) -> QuantizedKernel:
     """Return a kernel [*in, *features] in 8 bits; `contract` is the number of its input axes.
@@ -56,13 +69,67 @@ def project(x: Float[Array, "..."], kernel: Array | QuantizedKernel, contract: i
 
 
 def rollout_copy(params: PyTree, dtype: jnp.dtype, to: EightBit | None) -> PyTree:
-    """Cast the parameters of a network to its compute dtype, and its kernels to 8 bits unless `to` is None."""
-    if to is None:
-        return jax.tree.map(lambda x: x.astype(dtype), params)
-    return map_kernels(lambda x, contract: quantize(x, contract, to), lambda x: x.astype(dtype), params)
+    """Cast the parameters of a network to its compute dtype, and its kernels to 8 bits unless `to` is None.
+
+    Kernels that are in 8 bits already stay as they are.
+    """
+
+    def copied(x: Array | QuantizedKernel, contract: int) -> Array | QuantizedKernel:
+        if isinstance(x, QuantizedKernel):
+            return x
+        return x.astype(dtype) if to is None else quantize(x, contract, to)
+
+    return map_kernels(copied, lambda x: x.astype(dtype), params)
 
 
 def map_kernels(of_kernel: Callable[[Any, int], Any], of_other: Callable[[Any], Any], params: PyTree) -> PyTree:
-    """Map `of_kernel` over the kernels of a network and the number of axes each contracts, `of_other` over the rest."""
+    """Map `of_kernel` over the kernels of a network and the number of axes each contracts, `of_other` over the rest.
+
+    Kernels may be arrays, their shapes, or in 8 bits.
+    """
     axes = contracted_axes(params)
-    return jax.tree.map(lambda x, contract: of_kernel(x, contract) if contract else of_other(x), params, axes)
+    return jax.tree.map(
+        lambda contract, x: of_kernel(x, contract) if contract else of_other(x),
+        axes,
+        params,
+    )
+
+
+def quantized(params: PyTree, to: EightBit) -> PyTree:
+    """Return the parameters of a network with its kernels in 8 bits, each sharded as it was.
+
+    Kernels are quantized one by one, and each is deleted after that: the tree that was given must not be used again.
+    Of ShapeDtypeStructs it returns ShapeDtypeStructs, and allocates nothing.
+    """
+
+    def convert(x: Array | jax.ShapeDtypeStruct, contract: int) -> QuantizedKernel:
+        layout = kernel_layout(x.sharding, contract)
+        if isinstance(x, jax.ShapeDtypeStruct):
+            shapes = jax.eval_shape(partial(quantize, contract=contract, to=to), x)
+            return jax.tree.map(lambda shape, sharding: shape.update(sharding=sharding), shapes, layout)
+        kernel = jax.jit(quantize, static_argnums=(1, 2), out_shardings=layout)(x, contract, to)
+        # Not by donation, which needs an output of the same size.
+        jax.block_until_ready(kernel)
+        x.delete()
+        return kernel
+
+    return map_kernels(convert, lambda x: x, params)
+
+
+def kernel_layout(sharding: Any, contract: int) -> QuantizedKernel:
+    """Return the shardings of a kernel in 8 bits whose values have this one; None for both without a mesh."""
+    if not isinstance(sharding, NamedSharding):
+        return QuantizedKernel(None, None)  # pyright: ignore[reportArgumentType]
+    scale = NamedSharding(sharding.mesh, P(*sharding.spec[contract:]))
+    return QuantizedKernel(sharding, scale)  # pyright: ignore[reportArgumentType]
+
+
+def dequantized(params: PyTree) -> PyTree:
+    """Return the parameters with kernels in 8 bits multiplied out in float32, and all others as they are."""
+
+    def multiply(x: Any, contract: int) -> Any:
+        if not isinstance(x, QuantizedKernel):
+            return x
+        return x.values.astype(jnp.float32) * jnp.expand_dims(x.scale, tuple(range(contract)))
+
+    return map_kernels(multiply, lambda x: x, params)

@@ -29,6 +29,7 @@ from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.testing.drafters import PolicyDrafter, TableDrafter
 from specjax.types import Params, Policy, PolicyOutput, Prompts, PyTree, Rollout
+from specjax.verify import VERIFIERS, Noise, Verdict, Verifier
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,24 @@ class World:
             return distilled(drafter, params, tokens, output, mask, SamplingLaw(), steps=300)
 
         return train(Params(self.policy_params, draft))
+
+
+def chosen(index: jax.Array) -> Verifier:
+    """Return the verifier VERIFIERS[index]. The index is traced, so that one program holds all of them."""
+    verifiers = list(VERIFIERS.values())
+
+    def noise(keys: jax.Array, start: jax.Array, k: int, vocab: int) -> Noise:
+        def of(verifier: Verifier) -> Noise:
+            own = verifier.noise(keys, start, k, vocab)
+            return own._replace(emit=jnp.pad(own.emit, ((0, 0), (0, k + 1 - own.emit.shape[1]), (0, 0))))
+
+        return jax.lax.switch(index, [functools.partial(of, verifier) for verifier in verifiers])
+
+    def verify(log_p: jax.Array, log_q: jax.Array, draft: jax.Array, length: jax.Array, noise: Noise) -> Verdict:
+        branches = [verifier.verify for verifier in verifiers]
+        return jax.lax.switch(index, branches, log_p, log_q, draft, length, noise)
+
+    return Verifier(noise, verify)
 
 
 def assert_same(rollout: Rollout, other: Rollout, *names: str) -> None:

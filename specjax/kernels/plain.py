@@ -1,6 +1,7 @@
 """Reference implementation of every operation. It is the default, and tuned kernels are tested against it."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
@@ -27,12 +28,40 @@ def matmul_quantized(
 ) -> Array:
     """Multiply by a kernel values * scale, whose values have 8 bits, over its first `contract` axes.
 
+    Differentiable in x alone: the kernel is a constant. The backward pass converts the values again, and keeps none.
+
     The scale multiplies the product, so that the values can be converted where they are read. Tied to x, they are:
     otherwise XLA for CPUs (jax 0.10.2) converts them before a loop of rounds, which then reads the copy.
     """
+    return _matmul_quantized(contract, x, values, scale)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _matmul_quantized(contract: int, x: Array, values: Array, scale: Array) -> Array:
     x, values = jax.lax.optimization_barrier((x, values))
-    y = matmul(x, values.astype(x.dtype), contract).astype(jnp.float32)
-    return (y * jnp.expand_dims(scale, tuple(range(y.ndim - scale.ndim)))).astype(x.dtype)
+    return _scaled(matmul(x, values.astype(x.dtype), contract), scale)
+
+
+def _matmul_quantized_forward(
+    contract: int, x: Array, values: Array, scale: Array
+) -> tuple[Array, tuple[Array, Array]]:
+    return _matmul_quantized(contract, x, values, scale), (values, scale)
+
+
+def _matmul_quantized_backward(contract: int, kept: tuple[Array, Array], dy: Array) -> tuple[Array, None, None]:
+    values, scale = kept
+    dy, values = jax.lax.optimization_barrier((_scaled(dy, scale), values))
+    features = range(contract, values.ndim)
+    axes = (tuple(range(dy.ndim - len(features), dy.ndim)), tuple(features))
+    return jnp.tensordot(dy, values.astype(dy.dtype), axes), None, None
+
+
+_matmul_quantized.defvjp(_matmul_quantized_forward, _matmul_quantized_backward)
+
+
+def _scaled(y: Array, scale: Array) -> Array:
+    """Return y * scale, multiplied in float32, in the dtype of y."""
+    return (y.astype(jnp.float32) * jnp.expand_dims(scale, tuple(range(y.ndim - scale.ndim)))).astype(y.dtype)
 
 
 def matmul_transposed(x: Float[Array, "*batch D"], table: Float[Array, "V D"]) -> Float[Array, "*batch V"]:

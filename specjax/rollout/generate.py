@@ -15,7 +15,7 @@ from specjax.drafters import Drafter
 from specjax.keys import SeedStep
 from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES, batch_shards
-from specjax.quantization import QuantizedKernel, map_kernels, rollout_copy
+from specjax.quantization import QuantizedKernel, kernel_layout, map_kernels, rollout_copy
 from specjax.rollout.plan import RolloutConfig, choose_lengths
 from specjax.rollout.speculative import speculative_rollout
 from specjax.types import EightBit, Params, Policy, Prompts, PyTree, Rollout
@@ -88,13 +88,13 @@ def cast_shardings(policy: Policy, drafter: Drafter, params: Params) -> Params:
         kept = (None if _overlaps(axes) else axes for axes in x.sharding.spec)
         return NamedSharding(x.sharding.mesh, P(*kept))
 
-    def quantized(x: Array, contract: int) -> QuantizedKernel:
-        values = gathered(x)
-        scale = None if values is None else NamedSharding(values.mesh, P(*values.spec[contract:]))
-        return QuantizedKernel(values, scale)  # pyright: ignore[reportArgumentType]
-
     def network(params: PyTree, eight_bit: EightBit | None) -> PyTree:
-        return jax.tree.map(gathered, params) if eight_bit is None else map_kernels(quantized, gathered, params)
+        def kernel(x: Array | QuantizedKernel, contract: int) -> NamedSharding | QuantizedKernel | None:
+            if isinstance(x, QuantizedKernel):
+                return kernel_layout(gathered(x.values), contract)
+            return gathered(x) if eight_bit is None else kernel_layout(gathered(x), contract)
+
+        return map_kernels(kernel, gathered, params)
 
     policy_copy, base_copy = (network(x, policy.eight_bit) for x in (params.policy, params.base))
     draft_copy = network(params.draft, drafter.eight_bit)

@@ -6,20 +6,23 @@ from functools import partial
 import flax.traverse_util
 import jax
 import numpy as np
+import pytest
 from jax.sharding import Mesh
 
 from models.decoder import init_decoder
 from models.lora import LoraConfig, adapted_layers, init_adapters, with_scales
 from models.params import init_params, param_shardings
 from specjax.adapters import joined, merged
-from specjax.rollout.generate import make_prepare
+from specjax.keys import seed_step
+from specjax.quantization import dequantized, quantized
+from specjax.rollout.generate import make_generate, make_prepare
 from specjax.testing import assert_cache_consistent, assert_same_rollout
 from specjax.train.gradients import accumulate, log_probs_of
 from specjax.train.loss import LossConfig
 from specjax.train.stages import Stages
 from specjax.train.state import init_train_state
 from specjax.train.train_step import make_train_step
-from specjax.types import Params
+from specjax.types import EightBit, Params
 from tests.specjax.training import (
     CONFIG,
     DECODER,
@@ -38,7 +41,7 @@ LORA = LoraConfig(rank=3, alpha=6.0)
 LAYERS = adapted_layers(partial(init_decoder, DECODER), LORA)
 
 
-def adapted_params(mesh: Mesh, b_scale: float = 0.0) -> Params:
+def adapted_params(mesh: Mesh, b_scale: float = 0.0, base_dtype: EightBit | None = None) -> Params:
     """Return `params_on` with the policy as the base, and adapters whose B is random, `b_scale` large."""
     full, init = params_on(mesh), partial(init_adapters, LAYERS)
     adapters = init_params(init, jax.random.key(1), mesh)
@@ -46,7 +49,8 @@ def adapted_params(mesh: Mesh, b_scale: float = 0.0) -> Params:
         rng = np.random.default_rng(2)
         drawn = jax.tree.map(lambda x: np.float32(b_scale * rng.standard_normal(x.shape)), adapters)
         adapters = jax.device_put(drawn, param_shardings(init, mesh))
-    return Params(adapters, full.draft, base=with_scales(full.policy, LAYERS, mesh))
+    base = full.policy if base_dtype is None else quantized(full.policy, base_dtype)
+    return Params(adapters, full.draft, base=with_scales(base, LAYERS, mesh))
 
 
 def test_fresh_adapters_change_nothing_and_the_base_stays():
@@ -123,3 +127,44 @@ def test_rollouts_with_adapters_are_those_of_plain_decoding_and_have_its_caches(
     config = replace(CONFIG.rollout, verifier="coupled")
     rollout = assert_same_rollout(*proof, config)
     assert np.sum(rollout.accepted) > 0 and len(assert_cache_consistent(*proof, config)) > 1
+
+
+@pytest.mark.parametrize("to", ["int8", "fp8"])
+def test_gradients_beside_8_bits_are_those_beside_what_they_stand_for_on_every_mesh(to: EightBit):
+    policy, drafter = networks()
+    batch, found = ragged_batch(8, 26), []
+    for mesh in (mesh_of(), mesh_of(1, 2, 2)):
+        context = replace(Stages(policy, drafter, count_fives, CONFIG, mesh).loss_context, anchors=0)
+        params = adapted_params(mesh, 0.3, to)
+        with jax.set_mesh(mesh):
+            found.append(host_copy(jax.jit(partial(accumulate, context))(params, batch)[0]))
+    params, mesh = adapted_params(mesh_of(), 0.3, to), mesh_of()
+    context = replace(Stages(policy, drafter, count_fives, CONFIG, mesh).loss_context, anchors=0)
+    wide = replace(params, base=dequantized(params.base))
+    expected = jax.jit(partial(accumulate, context))(wide, batch)[0]
+    for gradients in found:
+        assert relative_gap(gradients.policy, expected.policy) < 1e-5
+        assert relative_gap(gradients.draft, expected.draft) < 1e-5
+
+
+def test_a_base_in_8_bits_never_changes_and_samples_the_same_tokens_on_every_mesh():
+    policy, drafter = networks()
+    config = replace(CONFIG, rollout=replace(CONFIG.rollout, verifier="coupled"))
+    one, many = mesh_of(), mesh_of(1, 2, 2)
+    rollouts = [
+        make_generate(policy, drafter, config.rollout, mesh)(
+            adapted_params(mesh, 0.3, "int8"), make_prompts(), seed_step(7, 0)
+        )
+        for mesh in (one, many)
+    ]
+    step = make_train_step(policy, drafter, count_fives, config, many)
+    state = init_train_state(adapted_params(many, 0.3, "int8"), config, many)
+    base, adapters = host_copy(state.params.base), host_copy(state.params.policy)
+    state, trained_on, _ = step(state, make_prompts())
+    for rollout in (rollouts[1], trained_on):
+        np.testing.assert_array_equal(rollout.tokens, rollouts[0].tokens)
+    state, _, metrics = step(state, make_prompts())
+    assert_same_bits(state.params.base, base)
+    assert relative_gap(state.params.policy, adapters) > 0
+    # One policy in rollouts and in training.
+    assert float(metrics["rollout/logprob_gap_mean"]) < 1e-5

@@ -5,13 +5,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import init_eagle3, make_eagle3
 from models.params import abstract_params
+from specjax.asynchronous.weight_transfer import copy_on
+from specjax.checkpoint_integrity import check_finite
 from specjax.drafters import Drafter, HeadDrafter, ModelDrafter
 from specjax.keys import seed_step
-from specjax.quantization import QuantizedKernel, project, quantize, rollout_copy
+from specjax.quantization import QuantizedKernel, dequantized, project, quantize, quantized, rollout_copy
 from specjax.rollout.generate import make_generate, make_prepare, per_shard, place, prepare
 from specjax.rollout.speculative import speculative_rollout
 from specjax.testing.hlo import Program
@@ -122,3 +125,54 @@ def test_a_small_model_as_the_draft_is_quantized_too() -> None:
     assert drafter.eight_bit == "fp8"
     copied = rollout_copy(params_on(mesh_of(1)).policy, POLICY.dtype, drafter.eight_bit)
     assert any(map(is_quantized, jax.tree.leaves(copied, is_leaf=is_quantized)))
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_a_network_is_quantized_where_it_lies_and_its_copy_keeps_the_bits(to: EightBit) -> None:
+    mesh = mesh_of(1, 2, 2)
+    params, expected = params_on(mesh), rollout_copy(params_on(mesh_of(1)).policy, jnp.dtype("float32"), to)
+    abstract = quantized(abstract_params(partial(init_decoder, DECODER), mesh), to)
+    kernels = params.policy["layer_0"]["attention"]
+    base = quantized(params.policy, to)
+    assert kernels["q"]["kernel"].is_deleted() and not params.policy["norm"]["scale"].is_deleted()
+    described = [jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), tree) for tree in (base, abstract)]
+    assert described[0] == described[1]
+    assert base["layer_0"]["mlp"]["down"]["kernel"].scale.sharding.spec == P("fsdp")
+    check_finite(base, "base")
+    bfloat16 = replace(POLICY, dtype=jnp.dtype("bfloat16"))
+    params = replace(params, policy=base)
+    with jax.set_mesh(mesh):
+        ready = make_prepare(bfloat16, DRAFTER, params)(params).policy
+    there = copy_on(mesh, bfloat16, DRAFTER, params).policy
+    for x, y, copied, shape in zip(*map(jax.tree.leaves, (base, expected, ready, there)), strict=True):
+        assert (copied.shape, copied.dtype) == (shape.shape, shape.dtype) and copied.sharding == shape.sharding
+        assert "fsdp" not in jax.tree.leaves(tuple(copied.sharding.spec))
+        np.testing.assert_array_equal(np.asarray(x, np.float32), np.asarray(y, np.float32))
+    pairs = (jax.tree.leaves(tree, is_leaf=is_quantized) for tree in (base, ready))
+    for x, copied in zip(*pairs, strict=True):
+        if is_quantized(x):
+            assert copied.scale.dtype == jnp.float32 and copied.values.dtype == x.values.dtype
+            np.testing.assert_array_equal(copied.values.astype("float32"), x.values.astype("float32"))
+            np.testing.assert_array_equal(copied.scale, x.scale)
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize(("name", "shape", "contract"), [("q", (6, 3, 4), 1), ("o", (3, 4, 6), 2)])
+def test_gradients_pass_a_kernel_in_8_bits_and_no_wider_copy_is_kept(to, name, shape, contract) -> None:
+    rng = np.random.default_rng(0)
+    kernel = quantize(jnp.asarray(rng.normal(size=shape), jnp.float32), contract, to)
+    wide = dequantized({name: {"kernel": kernel}})[name]["kernel"]
+
+    def loss(x: jax.Array, kernel: jax.Array | QuantizedKernel) -> jax.Array:
+        """Return a loss through a scan over rows, each computed again for the backward pass."""
+        product = jax.checkpoint(lambda x: jnp.sin(project(x, kernel, contract).astype("float32")).sum())
+        return jax.lax.scan(lambda total, x: (total + product(x), None), jnp.float32(0), x)[0]
+
+    gradient = jax.jit(jax.grad(loss))
+    for dtype, close in (("float32", 1e-5), ("bfloat16", 0.1)):
+        x = jnp.asarray(rng.normal(size=(2, 5, *shape[:contract])), dtype)
+        found, wanted = gradient(x, kernel), gradient(x.astype("float32"), wide)
+        assert found.dtype == x.dtype
+        np.testing.assert_allclose(found.astype("float32"), wanted, atol=close)
+        kept = jax.tree.leaves(jax.vjp(lambda x: project(x, kernel, contract), x)[1])
+        assert {x.dtype for x in kept if x.shape == shape} == {kernel.values.dtype}

@@ -23,9 +23,10 @@ from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.testing.exact import Cells, Fit, completion_law, count_completions, fit
 from specjax.types import Params, Prompts, Rollout
-from specjax.verify import VERIFIERS, Noise, Verdict, Verifier, VerifierName
+from specjax.verify import VERIFIERS, VerifierName
 from tests.specjax.training import AS_SHIPPED
 from tests.tiny import ENUMERABLE as WORLD
+from tests.tiny import chosen
 
 BUDGET, BATCH, IN_PHASES = 5, 2**14, 45_000
 LAWS = {
@@ -98,24 +99,6 @@ def test_the_exact_law_gives_the_test_power(law: str):
     assert max(cells.values()) < 0.4
     lengths = np.bincount([len(cell) for cell in cells], weights=list(cells.values()))
     assert lengths[1:].min() > 0.04
-
-
-def chosen(index: Array) -> Verifier:
-    """Return the verifier VERIFIERS[index]. The index is traced, so that one program holds all of them."""
-    verifiers = list(VERIFIERS.values())
-
-    def noise(keys: Array, start: Array, k: int, vocab: int) -> Noise:
-        def of(verifier: Verifier) -> Noise:
-            own = verifier.noise(keys, start, k, vocab)
-            return own._replace(emit=jnp.pad(own.emit, ((0, 0), (0, k + 1 - own.emit.shape[1]), (0, 0))))
-
-        return jax.lax.switch(index, [functools.partial(of, verifier) for verifier in verifiers])
-
-    def verify(log_p: Array, log_q: Array, draft: Array, length: Array, noise: Noise) -> Verdict:
-        branches = [verifier.verify for verifier in verifiers]
-        return jax.lax.switch(index, branches, log_p, log_q, draft, length, noise)
-
-    return Verifier(noise, verify)
 
 
 @functools.cache
