@@ -23,6 +23,7 @@ from specjax.types import EightBit, PyTree
 
 Matrix = Literal["q", "k", "v", "o", "gate", "up", "down"]
 MATRICES: tuple[Matrix, ...] = get_args(Matrix)
+MOST_ALPHA = 1e6
 
 
 @dataclass(frozen=True)
@@ -37,14 +38,15 @@ class LoraConfig(Options):
         rslora:       Scale by alpha / sqrt(r) (arXiv 2312.03732) instead.
         targets:      Matrices with adapters. None: all that the policy has of q, k, v, o, gate, up and down.
         rank_pattern: Ranks other than `rank`: pairs of a rank and the end of a path such as layer_3.attention.q.
-        path:         PEFT directory to start from. It sets the fields above, which keep their defaults.
+        path:         PEFT directory or name on the hub to start from. It sets the fields above, which keep their
+                      defaults.
         base_dtype:   int8 or fp8: the frozen kernels have 8 bits, in rollouts and training alike. None: model.dtype.
         merged:       Rollouts read weights with the adapters added and rounded, another law than the one that is
                       trained; loss.importance_cap corrects for it.
     """
 
     rank: NonNegative = 0
-    alpha: Annotated[float, above(0), at_most(1e6)] | None = None
+    alpha: Annotated[float, above(0), at_most(MOST_ALPHA)] | None = None
     rslora: bool = False
     targets: tuple[Matrix, ...] | None = None
     rank_pattern: tuple[tuple[Positive, str], ...] = ()
@@ -86,7 +88,8 @@ class Adapted(NamedTuple):
     path:     names of the layer in the policy's parameters.
     into:     sizes of the input axes of its kernel. features: of its output axes.
     axes:     logical names of the kernel's axes.
-    rank:     r. scale: factor of the adapter's product.
+    rank:     r.
+    alpha, rslora: as in LoraConfig, for the factor of the adapter's product.
     """
 
     path: tuple[str, ...]
@@ -94,7 +97,13 @@ class Adapted(NamedTuple):
     features: tuple[int, ...]
     axes: tuple[str | None, ...]
     rank: int
-    scale: float
+    alpha: float
+    rslora: bool
+
+    @property
+    def scale(self) -> float:
+        """Return s, the factor of the adapter's product."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
 def adapted_layers(init: Init, config: LoraConfig) -> list[Adapted]:
@@ -109,7 +118,9 @@ def adapted_layers(init: Init, config: LoraConfig) -> list[Adapted]:
         for path, box in flax.traverse_util.flatten_dict(boxed).items()
         if path[-2:-1] and contracted[path]
     }
-    layers = {path: box for path, box in kernels.items() if path[-1] in (config.targets or MATRICES)}
+    layers: dict[tuple[str, ...], Any] = {
+        path: box for path, box in kernels.items() if path[-1] in (config.targets or MATRICES)
+    }
     found = [name for name in MATRICES if any(path[-1] == name for path in kernels)]
     for name in config.targets or ():
         if name not in found:
@@ -124,10 +135,9 @@ def adapted_layers(init: Init, config: LoraConfig) -> list[Adapted]:
     for path, box in layers.items():
         split = contracted[*path, KERNEL]
         rank = next((rank for rank, end in config.rank_pattern if _matches(path, end)), config.rank)
-        alpha = rank if config.alpha is None else config.alpha
-        scale = alpha / (math.sqrt(rank) if config.rslora else rank)
+        alpha = float(rank) if config.alpha is None else config.alpha
         shape = box.value.shape
-        adapted.append(Adapted(path, shape[:split], shape[split:], box.names, rank, scale))
+        adapted.append(Adapted(path, shape[:split], shape[split:], box.names, rank, alpha, config.rslora))
     return adapted
 
 
@@ -146,7 +156,8 @@ def init_adapters(layers: Sequence[Adapted], key: Key[Array, ""]) -> PyTree:
 
 def with_scales(base: PyTree, layers: Sequence[Adapted], mesh: Mesh, *, shapes: bool = False) -> PyTree:
     """Return the base with the scale of each adapter beside its kernel. shapes: as ShapeDtypeStructs, like the base."""
-    flat, everywhere = flax.traverse_util.flatten_dict(base), NamedSharding(mesh, P())
+    flat: dict[tuple[str, ...], Any] = flax.traverse_util.flatten_dict(base)
+    everywhere = NamedSharding(mesh, P())
     for layer in layers:
         scale = np.float32(layer.scale)
         flat[*layer.path, SCALE] = (

@@ -102,7 +102,7 @@ def _read_parameter(
     for name, stored in members:
         actual, expected = tuple(views[name].get_shape()), stored.shape(stored.of(shape))
         if actual != expected:
-            raise ValueError(f"{name}: has shape {actual} in the file; must be {expected} according to config.json")
+            raise ValueError(f"{name}: has shape {actual} in the file; must be {expected} according to its config")
 
     def tensor(name: str, stored: Stored, index: tuple[slice, ...]) -> np.ndarray:
         index, full_shape = stored.of(index), stored.of(shape)
