@@ -1,9 +1,9 @@
-"""Export a trained policy or draft: `python -m launch.export CONFIG --checkpoint RUN --out DIR`.
+"""Export a trained policy, draft or adapters: `python -m launch.export CONFIG --checkpoint RUN --out DIR`.
 
 CONFIG is the run's recipe. Repeat those options of the run that --help lists: they set the networks and the problems,
 from which the draft vocabulary follows. Other options of the run are refused. The policy is written in Hugging Face's
-layout with its tokenizer; an MTP head is included under the weight names of its family. `--part draft` writes the draft
-alone.
+layout with its tokenizer; an MTP head is included under the weight names of its family, and adapters are merged into
+the weights. `--part draft` writes the draft alone, `--part adapters` a PEFT directory.
 """
 
 from launch.cli.options import parse_run_and, run_program
@@ -15,9 +15,9 @@ from launch.setup.experiment import build_experiment
 
 
 def main(argv: list[str]) -> int:
-    """Write the policy or the draft of a run's checkpoint, and print the path."""
+    """Write a part of a run's checkpoint, and print the path."""
     config, args = parse_run_and(
-        ExportArgs, argv, "python -m launch.export", "Export a trained policy or draft.", EXPORT
+        ExportArgs, argv, "python -m launch.export", "Export a trained policy, draft or adapters.", EXPORT
     )
     out = new_output_directory(config)
     export(out, build_experiment(with_commits(config, args.checkpoint), training=False), args)

@@ -51,7 +51,8 @@ def adapters_off(params: Params) -> Params:
 
 def delta(a: Float[Array, "*in_r"], b: Float[Array, "r *features"], scale: Float[Array, ""]) -> Float[Array, "..."]:
     """Return s A B in the shape of the kernel, in float32."""
-    return jnp.tensordot(a, b * scale, axes=1)
+    # By default GPUs multiply float32 in TF32.
+    return jnp.tensordot(a, b * scale, axes=1, precision="highest")
 
 
 def _combined(base: PyTree, adapters: PyTree, of_kernel: Callable[[Any, Any], dict[str, Any]]) -> PyTree:

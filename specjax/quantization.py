@@ -47,6 +47,10 @@ class QuantizedKernel:
         """Return the number of axes of the kernel."""
         return self.values.ndim
 
+    def dequantized(self) -> Float[Array, "..."]:
+        """Return the kernel in float32."""
+        return self.values.astype(jnp.float32) * jnp.expand_dims(self.scale, range(self.ndim - self.scale.ndim))
+
 
 def quantize(kernel: Float[Array, "..."], contract: int, to: EightBit) -> QuantizedKernel:
     """Return a kernel [*in, *features] in 8 bits; `contract` is the number of its input axes.
@@ -128,8 +132,6 @@ def dequantized(params: PyTree) -> PyTree:
     """Return the parameters with kernels in 8 bits multiplied out in float32, and all others as they are."""
 
     def multiply(x: Any, contract: int) -> Any:
-        if not isinstance(x, QuantizedKernel):
-            return x
-        return x.values.astype(jnp.float32) * jnp.expand_dims(x.scale, tuple(range(contract)))
+        return x.dequantized() if isinstance(x, QuantizedKernel) else x
 
     return map_kernels(multiply, lambda x: x, params)

@@ -3,23 +3,26 @@
 import shutil
 from pathlib import Path
 
+from launch.cli.console import console
 from launch.cli.errors import ConfigError
 from launch.data.hub import checkpoint_directory
 from launch.data.tokenizers import copy_tokenizer, state_stop_tokens
 from launch.distillation.acceptance import HeldOutAcceptance
+from launch.setup.adapters import merged_policy
 from launch.setup.drafts.base import Draft
 from launch.setup.experiment import Experiment
 from launch.setup.networks import Networks
 from launch.setup.policy import check_exportable
 from models.checkpoints.made_for import MadeFor
-from models.config import DecoderConfig
+from models.config import DecoderConfig, Dtype
 from models.files import read_json
 from models.hf.config import carried_fields
 from models.hf.eagle3_dialects import Dialect
 from models.hf.mtp_files import MTPHead
 from models.hf.save import save_policy
+from models.params import cast
 from specjax.parallel import processes
-from specjax.types import Params, PyTree
+from specjax.types import Params
 
 DRAFT, POLICY = "draft", "policy"
 
@@ -47,7 +50,7 @@ def write_trained(
 ) -> list[Path]:
     """Write the draft and its copy in `dialect`, or the policy with an MTP head. Return the new directories."""
     if draft.in_policy:
-        write_policy(out / POLICY, experiment, params.policy, draft.policy_head(params.draft))
+        write_policy(out / POLICY, experiment, params, draft.policy_head(params.draft))
         return [out / POLICY]
     draft.write(out / DRAFT, params.draft)
     if dialect is None:
@@ -67,20 +70,32 @@ def remove_written(out: Path, dialect: Dialect | None) -> None:
     processes.on_primary(remove)
 
 
-def write_policy(directory: Path, experiment: Experiment, policy: PyTree, mtp: MTPHead | None) -> None:
+def write_policy(
+    directory: Path, experiment: Experiment, params: Params, mtp: MTPHead | None, dtype: Dtype | None = None
+) -> None:
     """Write a policy in Hugging Face layout, with its tokenizer and the stop tokens of the run.
 
-    Fields of model.path's config.json that do not describe the network's shape are kept.
+    Fields of model.path's config.json that do not describe the network's shape are kept. Adapters are added to their
+    kernels; a line says how many of the updates are too small for the dtype.
 
     Raises ConfigError for a custom family, and ValueError if the directory is in use or the family is unknown there.
 
-    mtp: MTP head to include, under the weight names of its family.
+    mtp:   MTP head to include, under the weight names of its family.
+    dtype: dtype to write the policy in; None keeps that of `params`.
     """
     model, decoder = experiment.config.model, experiment.networks.decoder
     if decoder is None:
         raise ConfigError(f"model.family = {model.family}: has no Hugging Face layout; must be a built-in family")
     source = None if model.path is None else checkpoint_directory("model.path", model.path)
     carried = None if source is None else carried_fields(read_json(source / "config.json"))
+    if params.base:
+        policy, lost = merged_policy(params, dtype or model.dtype)
+        console.print(
+            f"adapters merged in float32, rounded once: {lost:.2%} of the elements of adapted kernels stay as in the "
+            "base, their update being too small for the dtype written"
+        )
+    else:
+        policy = cast(params.policy, dtype)
     save_policy(directory, policy, decoder, carried, mtp=mtp)
     if source is not None:
         copy_tokenizer(source, directory)

@@ -1,20 +1,22 @@
-"""Export a run's policy, or only its draft, in public layouts."""
+"""Export a run's policy, or only its draft or its adapters, in public layouts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from launch.cli.errors import ConfigError
 from launch.cli.paths import check_checkpoint
-from launch.data.hub import checkpoint_directory
+from launch.data.hub import checkpoint_directory, hub_name
 from launch.distillation.export import check_verifier, write_policy
 from launch.run.history import CONFIG_FILE, METRICS_FILE, matches_schema
 from launch.run.networks import restore_params, restore_policy, saved_step
 from launch.run.records import check_same, flat, read_recorded, read_run
+from launch.setup.adapters import layers_of
 from launch.setup.experiment import Experiment
 from models.checkpoints.made_for import MadeFor, state_made_for
 from models.config import DecoderConfig, Dtype
 from models.hf.mtp_files import load_mtp
+from models.hf.peft_files import save_adapters
 from models.params import cast
 from specjax.checkpoint import Which
 from specjax.options import Options
@@ -27,7 +29,7 @@ class ExportArgs(Options):
     Attributes:
         checkpoint:      Directory of the run.
         checkpoint_step: Checkpoint of that run: newest, best or a step.
-        part:            policy (includes an MTP head), or draft.
+        part:            policy (includes an MTP head; adapters are merged), draft, or adapters (PEFT's files).
         dialect:         Layout of an EAGLE-3 head. --draft.path reads ours.
         verifier:        Policy name to write in a speculators config. None: `checkpoint`.
         param_dtype:     Dtype to write; kept: the run's dtype.
@@ -35,14 +37,14 @@ class ExportArgs(Options):
 
     checkpoint: str
     checkpoint_step: Which = "newest"
-    part: Literal["policy", "draft"] = "policy"
+    part: Literal["policy", "draft", "adapters"] = "policy"
     dialect: Literal["ours", "specforge", "speculators"] = "ours"
     verifier: str | None = None
     param_dtype: Literal["kept", "float32", "bfloat16"] = "kept"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.part == "policy" and self.dialect != "ours":
+        if self.part != "draft" and self.dialect != "ours":
             raise ValueError(f"dialect = {self.dialect}: allowed only with part = draft")
         check_verifier(self.verifier, self.dialect)
         check_checkpoint(self.checkpoint, self.checkpoint_step)
@@ -54,9 +56,10 @@ class ExportArgs(Options):
 
 
 def export(out: Path, experiment: Experiment, args: ExportArgs) -> None:
-    """Write the policy or the draft of a run's checkpoint to `out`. Raise ConfigError if that is impossible."""
+    """Write a part of a run's checkpoint to `out`. Raise ConfigError if that is impossible."""
+    write = {"policy": _export_policy, "draft": _export_draft, "adapters": _export_adapters}[args.part]
     try:
-        (_export_draft if args.part == "draft" else _export_policy)(out, experiment, args)
+        write(out, experiment, args)
     except (ValueError, OSError, ImportError) as error:
         raise ConfigError(str(error)) from error
 
@@ -87,6 +90,16 @@ def _export_draft(out: Path, experiment: Experiment, args: ExportArgs) -> None:
     state_made_for(out, made_for(run, args.checkpoint_step, experiment.networks.decoder))
 
 
+def _export_adapters(out: Path, experiment: Experiment, args: ExportArgs) -> None:
+    config, decoder, path = experiment.config, experiment.networks.decoder, experiment.config.model.path
+    if not config.lora.enabled or decoder is None:
+        raise ConfigError("part = adapters: must be policy or draft, because the run trains all weights, no adapters")
+    adapters = cast(restore_policy(Path(args.checkpoint), experiment, args.checkpoint_step), args.dtype)
+    name = None if path is None else hub_name(path, "model")
+    base, revision = (path, None) if name is None else (name.repo, name.revision)
+    save_adapters(out, adapters, layers_of(config.lora, decoder), decoder, base, revision)
+
+
 def _export_policy(out: Path, experiment: Experiment, args: ExportArgs) -> None:
     run, networks, path, mtp = Path(args.checkpoint), experiment.networks, experiment.config.model.path, None
     if (run / CONFIG_FILE).is_file():
@@ -94,12 +107,13 @@ def _export_policy(out: Path, experiment: Experiment, args: ExportArgs) -> None:
         check_same(experiment.config, recorded, ("rollout.stop_tokens",))
     if networks.draft.in_policy:
         params = restore_params(run, experiment, args.checkpoint_step)
-        policy, mtp = params.policy, networks.draft.policy_head(cast(params.draft, args.dtype))
+        mtp = networks.draft.policy_head(cast(params.draft, args.dtype))
     else:
         policy = restore_policy(run, experiment, args.checkpoint_step)
+        params = replace(networks.params, policy=policy)
         if path is not None and networks.decoder is not None:  # keep a head that the run did not draft with
             source = checkpoint_directory("model.path", path)
             mtp = load_mtp(source, networks.decoder, experiment.mesh, args.dtype)
-    write_policy(out, experiment, cast(policy, args.dtype), mtp)
+    write_policy(out, experiment, params, mtp, args.dtype)
     if networks.draft.in_policy:
         state_made_for(out, made_for(run, args.checkpoint_step, networks.decoder))

@@ -22,6 +22,7 @@ Args = TypeVar("Args", bound=Any)
 READ: dict[str, Kind] = {
     "model.path": "model",
     "draft.path": "model",
+    "lora.path": "model",
     "data.train": "dataset",
     "data.held_out": "dataset",
 }

@@ -1,16 +1,24 @@
-"""Construction of a policy's adapters beside its frozen weights."""
+"""A policy's adapters: their construction beside the frozen weights, and their addition to these for an export."""
 
 from functools import partial
+from typing import Any
 
+import flax.traverse_util
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from configs.schema import LoraConfig
+from launch.data.hub import checkpoint_directory
 from launch.setup.policy import random_params
-from models.config import DecoderConfig
+from models.config import DecoderConfig, Dtype
 from models.decoder import init_decoder
-from models.lora import adapted_layers, init_adapters, with_scales
-from specjax.types import PyTree
+from models.hf.peft_files import load_adapters, read_peft
+from models.lora import Adapted, adapted_layers, init_adapters, with_scales
+from specjax.adapters import KERNEL, SCALE, A, B, delta, merged
+from specjax.parallel import processes
+from specjax.quantization import QuantizedKernel
+from specjax.types import Params, PyTree
 
 
 def build_adapters(
@@ -18,8 +26,42 @@ def build_adapters(
 ) -> tuple[PyTree, PyTree]:
     """Return (adapters, base with their scales). key: for A; None: both are ShapeDtypeStructs.
 
-    Raises ValueError for layers that the decoder does not have.
+    Raises ValueError for layers that the decoder does not have, and for files that cannot be read.
     """
-    layers = adapted_layers(partial(init_decoder, decoder), lora)
-    adapters = random_params(partial(init_adapters, layers), key, mesh)
+    layers = layers_of(lora, decoder)
+    if lora.path is None or key is None:
+        adapters = random_params(partial(init_adapters, layers), key, mesh)
+    else:
+        adapters = load_adapters(checkpoint_directory("lora.path", lora.path), layers, decoder, mesh)
     return adapters, with_scales(base, layers, mesh, shapes=key is None)
+
+
+def layers_of(lora: LoraConfig, decoder: DecoderConfig) -> list[Adapted]:
+    """Return the layers with adapters: those that the options name, or those of the files at `lora.path`."""
+    if lora.path is None:
+        return adapted_layers(partial(init_decoder, decoder), lora)
+    return read_peft(checkpoint_directory("lora.path", lora.path), decoder)
+
+
+def merged_policy(params: Params, dtype: Dtype) -> tuple[PyTree, float]:
+    """Return the policy with its adapters added in float32 and rounded once, and the share of elements that this lost.
+
+    An element of an adapted kernel is lost if it is rounded to what it is without adapters, though its update is not 0.
+    Kernels are merged one by one, because all of them in float32 may not fit.
+    """
+    base: dict[tuple[str, ...], Any] = flax.traverse_util.flatten_dict(params.base)
+    adapters: dict[tuple[str, ...], Any] = flax.traverse_util.flatten_dict(params.policy)
+    policy, lost, elements = dict[tuple[str, ...], jax.Array](), 0, 0
+    for (*layer, name), weight in base.items():
+        if name == SCALE:
+            continue
+        if isinstance(weight, QuantizedKernel):
+            weight = weight.dequantized()
+        policy[*layer, name] = unchanged = weight.astype(dtype)
+        if name == KERNEL and (*layer, A) in adapters:
+            a, b, scale = adapters[*layer, A], adapters[*layer, B], base[*layer, SCALE]
+            exact = merged(Params({A: a, B: b}, {}, base={KERNEL: weight.astype(jnp.float32), SCALE: scale}))
+            policy[*layer, name] = rounded = exact.policy[KERNEL].astype(dtype)
+            lost += int(processes.fetch(jnp.sum((rounded == unchanged) & (delta(a, b, scale) != 0))))
+            elements += weight.size
+    return flax.traverse_util.unflatten_dict(policy), lost / elements
