@@ -49,7 +49,8 @@ class QuantizedKernel:
 
     def dequantized(self) -> Float[Array, "..."]:
         """Return the kernel in float32."""
-        return self.values.astype(jnp.float32) * jnp.expand_dims(self.scale, range(self.ndim - self.scale.ndim))
+        inputs = tuple(range(self.values.ndim - self.scale.ndim))
+        return self.values.astype(jnp.float32) * jnp.expand_dims(self.scale, inputs)
 
 
 def quantize(kernel: Float[Array, "..."], contract: int, to: EightBit) -> QuantizedKernel:

@@ -1,6 +1,7 @@
 """A policy's adapters: their construction beside the frozen weights, and their addition to these for an export."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import flax.traverse_util
@@ -9,11 +10,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from configs.schema import LoraConfig
+from launch.cli.errors import ConfigError
 from launch.data.hub import checkpoint_directory
 from launch.setup.policy import random_params
 from models.config import DecoderConfig, Dtype
 from models.decoder import init_decoder
-from models.hf.peft_files import load_adapters, read_peft
+from models.hf.peft_files import CONFIG, load_adapters, read_peft
 from models.lora import Adapted, adapted_layers, init_adapters, with_scales
 from specjax.adapters import KERNEL, SCALE, A, B, delta, merged
 from specjax.parallel import processes
@@ -32,7 +34,7 @@ def build_adapters(
     if lora.path is None or key is None:
         adapters = random_params(partial(init_adapters, layers), key, mesh)
     else:
-        adapters = load_adapters(checkpoint_directory("lora.path", lora.path), layers, decoder, mesh)
+        adapters = load_adapters(_directory(lora.path), layers, decoder, mesh)
     return adapters, with_scales(base, layers, mesh, shapes=key is None)
 
 
@@ -40,7 +42,7 @@ def layers_of(lora: LoraConfig, decoder: DecoderConfig) -> list[Adapted]:
     """Return the layers with adapters: those that the options name, or those of the files at `lora.path`."""
     if lora.path is None:
         return adapted_layers(partial(init_decoder, decoder), lora)
-    return read_peft(checkpoint_directory("lora.path", lora.path), decoder)
+    return read_peft(_directory(lora.path), decoder)
 
 
 def merged_policy(params: Params, dtype: Dtype) -> tuple[PyTree, float]:
@@ -65,3 +67,10 @@ def merged_policy(params: Params, dtype: Dtype) -> tuple[PyTree, float]:
             lost += int(processes.fetch(jnp.sum((rounded == unchanged) & (delta(a, b, scale) != 0))))
             elements += weight.size
     return flax.traverse_util.unflatten_dict(policy), lost / elements
+
+
+def _directory(path: str) -> Path:
+    directory = checkpoint_directory("lora.path", path)
+    if not (directory / CONFIG).is_file():
+        raise ConfigError(f"lora.path = {directory}: must hold an {CONFIG}")
+    return directory
