@@ -19,7 +19,7 @@ from models.hf.peft_files import CONFIG, load_adapters, read_peft
 from models.lora import Adapted, adapted_layers, init_adapters, with_scales
 from specjax.adapters import KERNEL, SCALE, A, B, delta, merged
 from specjax.parallel import processes
-from specjax.quantization import QuantizedKernel
+from specjax.quantization import QuantizedKernel, quantized
 from specjax.types import Params, PyTree
 
 
@@ -28,6 +28,8 @@ def build_adapters(
 ) -> tuple[PyTree, PyTree]:
     """Return (adapters, base with their scales). key: for A; None: both are ShapeDtypeStructs.
 
+    With `lora.base_dtype` the base is quantized, and its arrays are deleted one by one.
+
     Raises ValueError for layers that the decoder does not have, and for files that cannot be read.
     """
     layers = layers_of(lora, decoder)
@@ -35,6 +37,8 @@ def build_adapters(
         adapters = random_params(partial(init_adapters, layers), key, mesh)
     else:
         adapters = load_adapters(_directory(lora.path), layers, decoder, mesh)
+    if lora.base_dtype is not None:
+        base = quantized(base, lora.base_dtype)
     return adapters, with_scales(base, layers, mesh, shapes=key is None)
 
 
