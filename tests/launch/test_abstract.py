@@ -37,10 +37,11 @@ EXPERTS = {"model.architecture.experts": ExpertsConfig(num_experts=4, active=2, 
         changes("--draft.lookup.kind history --draft-training.replay 2"),
         changes("--draft.kind mtp --draft.mtp-convention mimo --model.feature-layers"),
         changes("--draft.kind none --rollout.draft-length 0 --model.param-dtype bfloat16"),
+        changes("--loss.kl-coefficient 0.1 --lora.rank 3 --lora.base-dtype int8"),
         # Muon has a matrix of moments for each expert.
         changes("--policy-optimizer.kind muon --mesh.data 1 --mesh.expert 2") | EXPERTS,
     ],
-    ids=["eagle3", "reduced vocabulary", "history", "mtp", "none", "experts"],
+    ids=["eagle3", "reduced vocabulary", "history", "mtp", "none", "adapters", "experts"],
 )
 def test_the_abstract_state_has_the_structure_of_the_runs(options: Options):
     config = override(load_recipe("tiny"), SMALL | options)

@@ -22,7 +22,7 @@ from launch.setup.experiment import build_experiment
 from launch.train import train
 from specjax.checkpoint_integrity import fingerprint
 from specjax.types import TrainState
-from tests.launch.programs import ONE_LAYER, SMALLEST, assert_same_run, saved_state
+from tests.launch.programs import ONE_LAYER, SMALLEST, assert_same_run, metrics, saved_state
 from tests.launch.test_resume import odd
 from tests.refusals import refuses
 
@@ -125,3 +125,13 @@ def test_only_the_base_is_in_the_compute_dtype():
     dtypes = [{str(x.dtype) for x in jax.tree.leaves(tree)} for tree in (params.policy, params.draft)]
     assert dtypes == [{"float32"}, {"float32"}]
     assert params.base["embed"]["embedding"].dtype == "bfloat16"
+
+
+def test_a_base_in_8_bits_is_one_policy_in_rollout_and_training(tmp_path: Path):
+    config = override(
+        CONFIG, {"lora.base_dtype": "int8", "steps": 2, "checkpoint.every": 1, "out": str(tmp_path / "run")}
+    )
+    state, base_hash = run(config)
+    assert state.params.base["layer_0"]["mlp"]["gate"]["kernel"].values.dtype == "int8"
+    assert fingerprint(state.params.base) == base_hash
+    assert all(line["rollout/logprob_gap_mean"] < 1e-5 for line in metrics(tmp_path / "run"))
