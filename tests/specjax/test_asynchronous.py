@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from specjax.asynchronous.program_timer import ProgramTimer
 from specjax.asynchronous.step import AsynchronousStep, MixedVersions, Sent
 from specjax.asynchronous.weight_transfer import Send
+from specjax.parallel.memory import bytes_per_device
 from specjax.parallel.mesh import MeshConfig, disjoint_mesh
 from specjax.rewards import HostReward
 from specjax.train.config import TrainConfig
@@ -119,28 +120,27 @@ def test_rollouts_are_those_of_the_networks_some_updates_before_to_the_bit(
 
 
 def test_the_base_of_adapters_is_sent_once_and_held_once(adapted: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is sent for a rollout holds no array of the policy as large as a kernel. A new process sends the base."""
-    sent, plain = list[Any](), Send.__call__
-    monkeypatch.setattr(Send, "__call__", lambda send, *args: (sent.append(plain(send, *args)), sent[-1])[1])
+    """A rollout is sent no array of the policy as large as a kernel. A new process sends the base again."""
+    sent, plain = list[list[jax.ShapeDtypeStruct]](), Send.__call__
+
+    def record(send: Send, state: Any) -> Any:
+        made = plain(send, state)
+        policy = made.params.policy if isinstance(made, Sent) else made
+        sent.append([jax.ShapeDtypeStruct(x.shape, x.dtype) for x in jax.tree.leaves(policy)])
+        return made
+
+    monkeypatch.setattr(Send, "__call__", record)
     mesh = disjoint_mesh(MeshConfig(), adapted.stages.mesh)
-    step, state, before = AsynchronousStep(adapted.stages, mesh), adapted.start(), count_on(mesh)
+    step, state, held = AsynchronousStep(adapted.stages, mesh), adapted.start(), count_on(mesh)
     for batch in batches(3):
         state = step.begin(state, batch)
-    base, *rollouts = sent
-    kernels = sum(x.shape == UP for x in jax.tree.leaves(base))
-    expected = sum(x.nbytes for x in jax.tree.leaves(state.params.base))
-    assert sum(x.nbytes for x in jax.tree.leaves(base)) == expected
-    assert len(rollouts) == 3
-    for each in rollouts:
-        assert each.params.base == ()
-        adapters = jax.tree.leaves(each.params.policy)
-        assert sum(x.nbytes for x in adapters) == sum(x.nbytes for x in jax.tree.leaves(state.params.policy))
-        assert max(x.size for x in adapters) < math.prod(UP)
-    # Three rollouts wait, and what was sent for them is let go.
-    del rollouts, each, adapters
-    sent.clear()
+    (base, *rollouts), params = sent, state.params
+    assert bytes_per_device(base) == bytes_per_device(params.base)
+    assert [bytes_per_device(each) for each in rollouts] == [bytes_per_device(params.policy)] * 3
+    assert max(math.prod(x.shape) for each in rollouts for x in each) < math.prod(UP)
+    # Three rollouts wait for their updates.
     jax.block_until_ready(state)
-    assert count_on(mesh) - before == kernels
+    assert count_on(mesh) - held == sum(x.shape == UP for x in base)
 
 
 UP = DECODER.hidden_size, DECODER.intermediate_size
