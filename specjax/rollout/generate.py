@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -67,15 +68,17 @@ def make_prepare(policy: Policy, drafter: Drafter, params: Params) -> Callable[[
 
 
 def _reads_base(policy: Policy, base: PyTree, layout: PyTree) -> bool:
-    """Return whether rollouts read the frozen base as it is: in the dtype and the layout that it has."""
+    """Return whether rollouts read the frozen base as it is: in the dtype, or 8 bits, and the layout that it has."""
     if not base or policy.merged or policy.eight_bit is not None:
         return False
 
-    def ready(x: Array, gathered: NamedSharding) -> bool:
+    def ready(x: Array | QuantizedKernel, gathered: Any) -> bool:
+        if isinstance(x, QuantizedKernel):
+            return x.values.sharding.is_equivalent_to(gathered.values, x.ndim)
         # A forward casts the scales of adapters.
         return x.ndim == 0 or (x.dtype == policy.dtype and x.sharding.is_equivalent_to(gathered, x.ndim))
 
-    return jax.tree.all(jax.tree.map(ready, base, layout))
+    return jax.tree.all(jax.tree.map(ready, base, layout, is_leaf=lambda x: isinstance(x, QuantizedKernel)))
 
 
 def cast_shardings(policy: Policy, drafter: Drafter, params: Params) -> Params:

@@ -111,13 +111,15 @@ def test_merged_equals_unmerged_and_the_base_is_the_reference():
     np.testing.assert_array_equal(reference, off)
 
 
-def test_a_base_that_rollouts_read_as_it_is_is_not_copied():
+@pytest.mark.parametrize("base_dtype", [None, "int8"])
+def test_a_base_that_rollouts_read_as_it_is_is_not_copied(base_dtype: EightBit | None):
     for mesh, shared in ((mesh_of(), True), (mesh_of(1, 2), False)):
-        params = adapted_params(mesh)
+        params = adapted_params(mesh, base_dtype=base_dtype)
         with jax.set_mesh(mesh):
             prepared = make_prepare(*networks(), params)(params)
         base, kernel = (x["layer_0"]["mlp"]["up"] for x in (params.base, prepared.policy))
-        assert (kernel["kernel"] is base["kernel"]) == shared and kernel["kernel"].sharding.is_fully_replicated
+        of_base, of_copy = jax.tree.leaves(base["kernel"])[0], jax.tree.leaves(kernel["kernel"])[0]
+        assert (of_copy is of_base) == shared and of_copy.sharding.is_fully_replicated
         assert set(kernel) == {"kernel", "lora_a", "lora_b", "lora_scale"}
 
 
