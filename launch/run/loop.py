@@ -151,13 +151,15 @@ class TrainingLoop:
 
     def update_costs(self, number: int, state: TrainState) -> TrainState:
         """Return the state, with new costs if they change at this step. Before a probe, explain the draft lengths."""
+        if self.costs is None or state.drafting is None:
+            return state
         probing = self.is_probe(number)
-        if self.costs is not None and self.costs.changes(number, probing, state.drafting):
+        if self.costs.changes(number, probing, state.drafting):
             self.logs.timer.finish()
             if not self.costs.cells:
                 console.print(f"step {number}: drafts may pay by now; measuring the costs of rounds ..")
             state = replace(state, drafting=self.costs.refresh(state, number))
-        if probing and state.drafting is not None:
+        if probing:
             console.print(
                 explain_choice(self.experiment.phases, self.experiment.config.rollout.draft_lengths, state.drafting)
             )
