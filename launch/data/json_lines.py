@@ -4,7 +4,7 @@ import gzip
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
@@ -92,12 +92,28 @@ def field_value(record: dict[str, object], field: str, where: str) -> object:
     return value
 
 
-def require_fields(record: dict[str, object], fields: Mapping[str, str], where: str) -> None:
-    """Raise ConfigError with a line for each option of `fields` (option -> field) whose field the record lacks."""
+def require_fields(
+    record: dict[str, object], fields: Mapping[str, str], where: str, usual: Mapping[str, Sequence[str]]
+) -> None:
+    """Raise ConfigError with a line for each option of `fields` (option -> field) whose field the record lacks.
+
+    usual: option to the usual names of its field. The first that the record has is offered.
+    """
     missing = [(option, field) for option, field in fields.items() if _find(record, field) is _MISSING]
     if missing:
         ending = f"{where} has no such field; it has {_names(record)}"
-        raise ConfigError(*(f"{option} = {field}: {ending}" for option, field in missing))
+        offers = [_offer(option, record, usual.get(option, ())) for option, _ in missing]
+        lines = zip(missing, offers, strict=True)
+        raise ConfigError(*(f"{option} = {field}: {ending}{offer}" for (option, field), offer in lines))
+
+
+def _offer(option: str, record: dict[str, object], names: Sequence[str]) -> str:
+    """Return how to name the first of `names` that the record has; "" if it has none."""
+    name = next((name for name in names if _find(record, name) is not _MISSING), None)
+    if name is None:
+        return ""
+    flag = option.replace("_", "-")
+    return f'; to read {name!r}: --{flag} {name} on the command line, options={{"{option}": "{name}"}} in Python'
 
 
 def _find(record: dict[str, object], field: str) -> object:

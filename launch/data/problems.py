@@ -18,6 +18,12 @@ logger = logging.getLogger(__name__)
 # Problems that are held out by default, of at least 5 times as many.
 HELD_OUT_COUNT = 256
 
+# Names that other libraries' data sets give these fields.
+USUAL_FIELDS = {
+    "data.prompt_field": ("prompt", "messages", "question", "problem"),
+    "data.answer_field": ("answer", "solution", "ground_truth", "reward_model.ground_truth"),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
@@ -83,7 +89,7 @@ def read_problems(
 
     def read() -> Iterator[Problem]:
         for record, where in read_records(option, paths, "train" if option == "data.train" else "test"):
-            require_fields(record, fields, where)
+            require_fields(record, fields, where, USUAL_FIELDS)
             objects = answer_after is None and ":" in "".join(scorers[:1])
             with _naming("data.answer_field"):
                 answer = _answer(record, answer_field, where, objects=objects)

@@ -135,6 +135,18 @@ def test_bad_files_and_records_are_named(tmp_path: Path, name: str, text: str | 
             '{"q": "x", "a": 1, "s": null}',
             ("PATH:1: field 's' must be text or a number, not null; data.solution_field names this field",),
         ),
+        (
+            "a.jsonl",
+            '{"messages": [], "reward_model": {"ground_truth": 1}, "s": "y"}',
+            (
+                "data.prompt_field = q: PATH:1 has no such field; it has 'messages', 'reward_model', 's'; to read "
+                "'messages': --data.prompt-field messages on the command line, "
+                'options={"data.prompt_field": "messages"} in Python',
+                "data.answer_field = a: PATH:1 has no such field; it has 'messages', 'reward_model', 's'; to read "
+                "'reward_model.ground_truth': --data.answer-field reward_model.ground_truth on the command line, "
+                'options={"data.answer_field": "reward_model.ground_truth"} in Python',
+            ),
+        ),
         ("a.jsonl", None, ("OPTION = PATH: cannot be read: No such file or directory",)),
         ("a.parquet", None, ("OPTION = PATH: cannot be read: No such file or directory",)),
         ("a.csv", "\0\1".encode("utf-16"), ("OPTION = PATH: must be UTF-8 text, plain or compressed by gzip",)),
