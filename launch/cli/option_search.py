@@ -2,10 +2,12 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from launch.cli.fields import Field
 
+# Most options that a message names.
+MOST_NAMED = 6
 # Names in TRL, verl, NeMo RL and others, by the option here. An option without a section stands for all that end so.
 SYNONYMS = {
     "--temperature": "temp",
@@ -63,6 +65,29 @@ SYNONYMS = {
 }
 
 
+def hint(
+    name: str, fields: Iterable[Field], elsewhere: Mapping[str, str], spelt: Callable[[str], str] = lambda flag: flag
+) -> str:
+    """Return the end of a message about the unknown option `name`: which option it may be, "" if none is like it.
+
+    fields:    the options that are allowed.
+    elsewhere: where others are allowed, by option.
+    spelt:     returns an option as the user writes it.
+    """
+    if name in elsewhere:
+        return f"; {elsewhere[name]}"
+    fields = list(fields)
+    flags = [field.flag for field in fields]
+    every = [*flags, *(flag for flag in elsewhere if flag not in flags)]
+    found = named_like(name, flags) or named_like(name, every) or described_by(name, fields) or spelt_like(name, every)
+    allowed = [spelt(flag) for flag in found if flag in flags]
+    if allowed:
+        *others, last = allowed[:MOST_NAMED]
+        more = f" ({len(allowed) - MOST_NAMED} more: --help {name.lstrip('-')})" if len(allowed) > MOST_NAMED else ""
+        return f"; did you mean {', '.join(others)}{' or ' if others else ''}{last}?{more}"
+    return "".join(f"; {spelt(flag)}: {elsewhere[flag]}" for flag in found[:MOST_NAMED])
+
+
 def named_like(name: str, flags: Sequence[str]) -> list[str]:
     """Return the options that `name` may mean: its synonyms and those with its last part, else those with its words.
 
@@ -83,6 +108,12 @@ def spelt_like(name: str, flags: Sequence[str]) -> list[str]:
     by_last = {f"--{_last(flag)}": [each for each in flags if _last(each) == _last(flag)] for flag in flags}
     closest = difflib.get_close_matches(name, [*flags, *by_last], n=1)
     return by_last.get(closest[0], closest) if closest else []
+
+
+def described_by(name: str, fields: Iterable[Field]) -> list[str]:
+    """Return the options with all words of `name`, without its sections, in their name, values or description."""
+    words = _words(_last(name))
+    return [field.flag for field in fields if words and words <= _words(_text(field))]
 
 
 def matching(text: str, fields: Iterable[Field]) -> list[Field]:

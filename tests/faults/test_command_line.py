@@ -92,7 +92,7 @@ RATES = "--policy-optimizer.learning-rate, --draft-optimizer.learning-rate or --
         ("--grpo.num_prompts_per_step 8", "mean --data.prompts?"),
         ("--epsilon 0.2", "mean --loss.clip-low or --loss.clip-high?"),
         ("--beta 0", "mean --loss.kl-coefficient?"),
-        ("--path x", "mean --model.path or --draft.path?"),
+        ("--path x", "mean --model.path, --lora.path or --draft.path?"),
         ("--num-layers 3", "--model.architecture.num-layers: set model.architecture.num_layers in a recipe file; "),
         ("--length 3", "mean --rollout.draft-length, --reward.length.least, "),
     ],
