@@ -9,14 +9,15 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from configs.schema.functions import is_function
 from configs.schema.rewards import TRACED, LengthConfig, RewardConfig
-from launch.cli.errors import first_line
+from launch.cli.errors import ConfigError, first_line
 from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.data.json_lines import json_text
 from launch.data.problems import Problem
 from launch.data.prompts import prompt_fields
 from launch.data.tokenizers import Tokenizer
-from launch.rewards.scorers import FUNCTION, NAMED, load_scorer, scorer_of
+from launch.rewards.scorers import FUNCTION, NAMED, NotANumber, NoValue, as_number, load_scorer, scorer_of
 from launch.rewards.workers import CHUNK, RewardPool
 from specjax.rewards import HostReward, HostScore, RewardFn
 from specjax.types import Prompts, Reward, Rollout
@@ -57,10 +58,13 @@ def make_reward(
     """Return the reward function for completions of `problems`; without a pool, the traced one.
 
     The ids of prompts are indices into `problems`. Logs a warning about answers that the scorer rejects even if a
-    completion states them. Raises Stopped at a signal.
+    completion states them. Raises ConfigError if a scorer of the user's returns no number for a made-up completion, the
+    answer of the first problem, and Stopped at a signal.
     """
     if pool is None:
         return traced_exact(problems, tokenizer)
+    if any(map(is_function, pool.scorers)):
+        pool.check_type(problems[0].answer, _as_object(problems[0]))
     if unscorable := unscorable_answers(pool, problems, long_phases):
         logger.warning(
             "reward.scorer = %s: %d of %d problems have an answer that does not score 1.0 even if a completion states "
@@ -121,19 +125,30 @@ def function_reward(function: Callable[..., Any], problems: Sequence[Problem], t
     function: (completion, answer) or (completion, problem) -> number. A completion on which it raises an exception, or
               returns no finite number, has no reward. The first failure of each kind is logged. Completions of the same
               problem share the object, so the function must not change it.
+
+    Raises ConfigError if the function returns no number for a made-up completion, the answer of the first problem.
     """
-    scorer, logged = scorer_of(function), set[str]()
+    name = getattr(function, "__name__", type(function).__name__)
+    scorer, logged = scorer_of(function, owner=f"reward = {name}"), set[str]()
+    try:
+        as_number(scorer(problems[0].answer, _as_object(problems[0])))
+    except NotANumber as error:
+        raise ConfigError(f"reward = {name}: {error}") from None
+    except Exception:
+        # It may not be made for such a completion. Those of the model are counted.
+        pass
 
     def score_one(completion: str, problem: dict[str, Any]) -> float:
         try:
-            value = float(scorer(completion, problem))
+            value = as_number(scorer(completion, problem))
             if math.isfinite(value):
                 return value
-            kind, reason = "returned", f"returned {value}"
+            reason = f"returned {value}"
+        except (NoValue, NotANumber) as error:
+            reason = str(error)
         except Exception as error:
-            kind = type(error).__name__
-            reason = f"{kind}: {first_line(error)}"
-        if kind not in logged:
+            reason = f"{type(error).__name__}: {first_line(error)}"
+        if (kind := reason.partition(":")[0]) not in logged:
             logged.add(kind)
             logger.warning(
                 "reward: a completion has no reward: %s (shown once; the metric reward/failed counts them)", reason

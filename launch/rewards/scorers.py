@@ -5,13 +5,15 @@ import logging
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
 
 # The name of a function that was passed to `launch.trainer.train` begins so.
 FUNCTION = "python:"
+# End of the message about a scorer that returned anything else.
+MUST_RETURN = "must return a number, True or False, or None for no reward"
 
 
 class Scorer(NamedTuple):
@@ -149,13 +151,46 @@ def load_scorer(name: str, pattern: str | None = None, option: str = "reward.sco
     if name in NAMED:
         return NAMED[name]() if pattern is None else NAMED[name](pattern)
     function = load_function(option, name, NAMED)
-    return scorer_of(function, getattr(sys.modules[name.partition(":")[0]], "final_answer", None))
+    final_answer = getattr(sys.modules[name.partition(":")[0]], "final_answer", None)
+    return scorer_of(function, final_answer, f"{option} = {name}")
 
 
-def scorer_of(function: Callable[[str, Any], Any], final_answer: Callable[[str], str | None] | None = None) -> Scorer:
-    """Return the scorer that a function is. If its second parameter is named `problem`, it gets the whole problem."""
+def scorer_of(
+    function: Callable[..., Any], final_answer: Callable[[str], str | None] | None = None, owner: str = "reward"
+) -> Scorer:
+    """Return the scorer that a function is. If its second parameter is named `problem`, it gets the whole problem.
+
+    Raises ConfigError, beginning with `owner`, if it cannot be called with two arguments.
+    """
     try:
-        parameters = [*inspect.signature(function).parameters]
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # a function of C
-        parameters = []
-    return Scorer(function, final_answer, of_problem=parameters[1:2] == ["problem"])
+        return Scorer(function, final_answer)
+    try:
+        signature.bind("", "")
+    except TypeError as error:
+        raise ConfigError(
+            f"{owner}: takes {signature}: {error}; must take (completion, problem) or (completion, answer)"
+        ) from None
+    return Scorer(function, final_answer, of_problem=[*signature.parameters][1:2] == ["problem"])
+
+
+class NoValue(Exception):
+    """Raised if a scorer returned None, which is allowed, so that the sample has no reward."""
+
+
+class NotANumber(TypeError):
+    """Raised if a scorer returned text, a list or another thing that is never a reward."""
+
+
+def as_number(returned: Any) -> float:
+    """Return what a scorer returned as a float. Raises NoValue or NotANumber.
+
+    Scalars of numpy and JAX are numbers. Text is none, although float() reads it.
+    """
+    if returned is None:
+        raise NoValue("returned None")
+    if isinstance(returned, SupportsFloat) and not getattr(returned, "ndim", 0):
+        return float(returned)
+    value = " ".join(repr(returned).split())[:80]
+    raise NotANumber(f"returned {type(returned).__name__}: {value}; {MUST_RETURN}")

@@ -23,10 +23,10 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import Any
 
 from launch.cli.errors import ConfigError
-from launch.rewards.scorers import Scorer, load_scorer, option_of
+from launch.rewards.scorers import NotANumber, NoValue, Scorer, as_number, load_scorer, option_of
 
 RECEIVED_BYTES = 2**20  # at a time
 # Limit of the guard's wait for killed processes: one that waits for a device cannot be killed.
@@ -99,11 +99,9 @@ def _values(scorers: Sequence[Scorer], completion: str, problem: str | dict[str,
     values = []
     for scorer in scorers:
         try:
-            value = scorer(completion, problem)
-            # float() would also accept text.
-            if not isinstance(value, SupportsFloat):
-                return f"returned {type(value).__name__}, which is not a number"
-            values.append(float(value))
+            values.append(as_number(scorer(completion, problem)))
+        except (NoValue, NotANumber) as error:
+            return str(error)
         except BaseException as error:  # SystemExit and KeyboardInterrupt too
             return f"raised {type(error).__name__}: {error!s:.200}"
     return values

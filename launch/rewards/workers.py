@@ -24,7 +24,7 @@ import numpy as np
 
 from configs.schema.rewards import RewardConfig
 from launch.cli.errors import ConfigError
-from launch.rewards.scorers import option_of
+from launch.rewards.scorers import MUST_RETURN, option_of
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +97,15 @@ class RewardPool:
         values = np.array([failed if isinstance(result, str) else result for result in results], np.float64)
         values = values.reshape(len(results), len(self.scorers))
         return np.where(np.abs(values) <= np.finfo(np.float32).max, values, np.nan).astype(np.float32)
+
+    def check_type(self, completion: str, problem: str | dict[str, Any]) -> None:
+        """Raise ConfigError if a scorer returns text, a list or another thing that is never a reward for a sample.
+
+        What else goes wrong is no error: a scorer need not be made for this completion.
+        """
+        (result,) = self._threads.apply(self._score, ([(completion, problem)],))
+        if isinstance(result, str) and MUST_RETURN in result:
+            raise ConfigError(f"{self._label}: {result}")
 
     def close(self) -> None:
         """Stop the processes. Calls of `score` that are waiting return NaN."""

@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,7 @@ def test_failures_are_logged_once_for_each_kind(caplog: pytest.LogCaptureFixture
     with new_pool() as pool, caplog.at_level(logging.WARNING, "launch.rewards.workers"):
         score(pool, "raise one", "raise two", "text", *["interrupt"] * 8)
         score(pool, "raise three", "none")
-    reasons = "raised ValueError: one", "returned str", "raised KeyboardInterrupt", "returned NoneType"
+    reasons = "raised ValueError: one", "returned str", "raised KeyboardInterrupt", "returned None"
     for record, reason in zip(caplog.records, reasons, strict=True):
         said = record.getMessage()
         assert said.startswith("reward.scorer = sample_scorers:by_command: ") and reason in said
@@ -336,6 +337,53 @@ def test_a_function_of_this_process_loses_samples_and_logs_each_kind_once(caplog
     said = [record.getMessage().partition(" has no reward: ")[2] for record in caplog.records]
     counted = "(shown once; the metric reward/failed counts them)"
     assert said == [f"ValueError: a {counted}", f"KeyError: 'k' {counted}"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "value", "said"),
+    [
+        (np.float32(0.5), 0.5, None),
+        (np.array(0.5), 0.5, None),
+        (np.bool_(True), 1.0, None),
+        (True, 1.0, None),
+        (None, None, "returned None"),
+        ("0.5", None, "returned str: '0.5'; must return a number, True or False, or None for no reward"),
+        ([1.0], None, "returned list: [1.0]; must return a number"),
+        (np.array([1.0]), None, "returned ndarray: array([1.]); must"),
+        ({"reward": 1}, None, "returned dict: {'reward': 1}; must"),
+    ],
+)
+def test_what_a_function_may_return(
+    returned: Any, value: float | None, said: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another type is refused before the run begins, unless the function does not get so far on made-up text."""
+    problems = [Problem(prompt="", answer="made up")]
+
+    def reward(completion: str, answer: str) -> Any:
+        return 1 // 0 if completion == answer else returned
+
+    score = function_reward(reward, problems, ByteTokenizer()).score
+    (found,), _ = score(np.array([[ord("a")]], np.int32), np.ones(1, np.int32), np.zeros(1, np.int32))
+    np.testing.assert_array_equal(found, np.float32(np.nan if value is None else value))
+    assert not caplog.records if said is None else said in caplog.text
+    if said is None or returned is None:
+        function_reward(lambda completion, answer: returned, problems, ByteTokenizer())
+        return
+    with refuses(f"reward = <lambda>: {said}", ConfigError):
+        function_reward(lambda completion, answer: returned, problems, ByteTokenizer())
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("text", "reward.scorer = sample_scorers:by_command: returned str: '1.0'; must return a number"),
+        *((answer, None) for answer in ("none", "raise no", "value 2", "exit")),
+    ],
+)
+def test_a_scorer_that_returns_text_is_refused(pool: RewardPool, answer: str, message: str | None) -> None:
+    """It gets the answer as a made-up completion."""
+    with nullcontext() if message is None else refuses(message):
+        make_reward(pool, [Problem(prompt="", answer=answer)], ByteTokenizer())
 
 
 def test_row_52_objects_are_answers_only_of_scorers_of_ones_own(tmp_path: Path) -> None:
