@@ -64,7 +64,7 @@ WRONGLY_LOADED = Alert(
 SLOWER = Alert(
     "  drafting loses: {speedup:.2f} times the speed of draft length 0",
     "low acceptance, or rounds that cost much more with a draft, as with many slots or a small policy",
-    "--rollout.draft-lengths 0 {draft_length} drafts only when that is faster",
+    "rollout.draft_lengths = (0, {draft_length}) drafts only when that is faster",
 )
 
 

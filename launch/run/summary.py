@@ -64,7 +64,7 @@ def _shorter_prompts(experiment: Experiment) -> str:
     rounded = -(-longest // ROUNDED_TO) * ROUNDED_TO
     if 2 * longest >= limit or rounded >= limit:
         return ""
-    return f"; the longest usable prompt has {longest} tokens: --data.max-prompt-tokens {rounded} saves memory and time"
+    return f"; the longest usable prompt has {longest} tokens: data.max_prompt_tokens = {rounded} saves memory and time"
 
 
 def _describe_draft(experiment: Experiment, continuing: bool) -> Iterator[str]:
@@ -78,7 +78,10 @@ def _describe_draft(experiment: Experiment, continuing: bool) -> Iterator[str]:
         if continuing:
             yield "as the run has trained it"
         elif experiment.config.distill.steps:
-            yield "distilled before RL"
+            answers = experiment.config.distill.answers
+            batches = -(-answers // experiment.sequences)
+            # Nothing is timed yet.
+            yield f"distilled before RL on {answers:,} answers ({batches:,} batches; minutes follow after the second)"
         else:
             yield "untrained" if draft.read_from is None else f"from {options.path or experiment.config.model.path}"
 
@@ -87,11 +90,13 @@ def _how_it_drafts(experiment: Experiment, continuing: bool) -> str:
     """Return when rollouts draft, and for an untrained draft what would help."""
     lengths, untrained = experiment.config.rollout.lengths, is_untrained(experiment) and not continuing
     several = ", ".join(map(str, lengths))
-    advice = f"--distill.steps {offered_steps(experiment)} distils it first"
+    advice = f"distill.steps = {offered_steps(experiment)} distils it first"
     if not any(lengths):
-        return "drafting is off (--rollout.draft-length 0)"
+        return "drafting is off (rollout.draft_length = 0)"
     if len(lengths) == 1:
-        in_vain = f", most in vain at first: {advice}; or --rollout.draft-lengths 0 {several} drafts only where it pays"
+        in_vain = (
+            f", most in vain at first: {advice}; or rollout.draft_lengths = (0, {several}) drafts only where it pays"
+        )
         return f"every round drafts {several} tokens{in_vain if untrained else ''}"
     begins = "; begins without, while the first step measures acceptance" * (lengths[0] == 0 and not continuing)
     if not continuing and measures_costs_later(experiment) and experiment.config.cost_table is None:
@@ -135,7 +140,7 @@ def next_look(experiment: Experiment, step_s: float) -> str:
     seconds = 2 * distill.answers / experiment.sequences * step_s
     text = f"The draft is trained and measured again, at least once in {schedule.max_every} steps"
     if not distill.steps:
-        text += f". A run that distils it first with --distill.steps {offered_steps(experiment)} needs about "
+        text += f". A run that distils it first with distill.steps = {offered_steps(experiment)} needs about "
         text += f"{duration(seconds)} for that"
     return text
 

@@ -131,7 +131,7 @@ def test_a_fixed_draft_length_that_loses_names_the_option_that_turns_it_off(caps
             3, speedup, RolloutConfig(draft_length=3, draft_lengths=lengths), lambda _, line: lines.append(line)
         )
     (line,) = lines
-    assert "0.85 times" in line and "--rollout.draft-lengths 0 3" in line
+    assert "0.85 times" in line and "rollout.draft_lengths = (0, 3)" in line
     assert "over all phases: 0.85 times" in capsys.readouterr().out
 
 

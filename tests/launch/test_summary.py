@@ -32,7 +32,7 @@ def test_row_55_five_lines_say_what_the_run_is(experiment: Experiment):
 @pytest.mark.parametrize(("limit", "offered"), [(10, False), (16, False), (17, True), (1024, True)])
 def test_a_limit_far_above_the_longest_prompt_is_named(experiment: Experiment, limit: int, offered: bool):
     longer = of(experiment, f"--data.max-prompt-tokens {limit}")
-    said = "; the longest usable prompt has 8 tokens: --data.max-prompt-tokens 16 saves memory and time"
+    said = "; the longest usable prompt has 8 tokens: data.max_prompt_tokens = 16 saves memory and time"
     assert summarize(longer, continuing=False)[-1].endswith(said) == offered
     assert "longest usable" not in summarize(longer, continuing=True)[-1]
 
@@ -42,15 +42,16 @@ def test_a_limit_far_above_the_longest_prompt_is_named(experiment: Experiment, l
     [
         (
             "--rollout.draft-lengths 0 2",
-            "untrained; drafts one of 0, 2 tokens...measures costs once...--distill.steps 512 distils it first",
+            "untrained; drafts one of 0, 2 tokens...measures costs once...distill.steps = 512 distils it first",
         ),
         (
             "--rollout.draft-lengths 0 2 --distill.steps 5",
-            "distilled before RL; drafts one of 0, 2 tokens...while the first step measures acceptance",
+            "distilled before RL on 4,096 answers (1,024 batches; minutes...; drafts one of 0, 2 tokens...while the "
+            "first step measures acceptance",
         ),
         ("--rollout.draft-lengths 1 2", "untrained; drafts one of 1, 2 tokens"),
-        ("--rollout.draft-length 0", "untrained; drafting is off (--rollout.draft-length 0)"),
-        ("--distill.steps 5", "distilled before RL; every round drafts 2 tokens"),
+        ("--rollout.draft-length 0", "untrained; drafting is off (rollout.draft_length = 0)"),
+        ("--distill.steps 5", "distilled before RL on ...; every round drafts 2 tokens"),
         ("--draft.lookup.kind ngram", "EAGLE-3 head and lookup in the sequence"),
     ],
 )
@@ -75,7 +76,7 @@ def test_a_look_at_an_unused_draft_offers_a_distillation(experiment: Experiment)
     said = next_look(experiment, 0.5)
     assert (
         "trained and measured again, at least once in 32 steps" in said
-        and "--distill.steps 512 needs about 17 min 4 s" in said
+        and "distill.steps = 512 needs about 17 min 4 s" in said
     )
     frozen = next_look(of(experiment, "--draft-training.mode frozen --distill.steps 5"), 0.5)
     assert frozen == "The draft is measured again, at least once in 32 steps"
