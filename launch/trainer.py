@@ -1,7 +1,5 @@
 """Training from Python: `train(model=.., data=.., reward=..)`, by the machinery of `python -m launch.train`."""
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -17,22 +15,24 @@ from launch.cli.fields import fields_of
 from launch.cli.hosts import join_hosts
 from launch.cli.long_phases import LongPhases
 from launch.cli.microbatches import with_fitting_microbatches
+from launch.cli.option_search import hint
 from launch.cli.options import use_compile_cache, with_consequences
 from launch.cli.recipe_options import RECIPE_ONLY, reads
 from launch.cli.recipes import load_recipe
 from launch.comparison.closing import check_comparison, compare_steps
 from launch.comparison.stage_times import VariantReport
+from launch.data.problem_list import ProblemList
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from launch.evaluation.one_prompt import answer_prompt
 from launch.rewards.reward_fn import function_reward, make_pool, make_reward
-from launch.rewards.scorers import FUNCTION
+from launch.rewards.scorers import FUNCTION, scorer_of
 from launch.run.directory import RUNS
 from launch.run.export import ExportArgs, export
 from launch.run.start import held_out_evaluator
 from launch.setup.experiment import Experiment
 from launch.train import run
-from models.files import write_atomically
+from specjax.options import show
 from specjax.rewards import RewardFn
 from specjax.train.config import check_groups
 from specjax.types import TrainState
@@ -108,10 +108,11 @@ def train(
     Args:
         model:   Directory in Hugging Face layout, or name on the hub.
         data:    File of problems or name on the hub, or a list of problems: dicts with `prompt` (text or messages),
-                 `answer` and whatever the reward reads. `options` names other fields. A list is kept in a file in runs.
-        reward:  Function (completion, problem) -> number, above 0.5 if it is correct. It runs in this process, without
-                 a time limit: a call that hangs blocks the run. `problem` is {"prompt", "answer", "columns"}; under
-                 another name, the parameter is the answer. Or the name of a scorer, as "math" or
+                 `answer` and whatever the reward reads. `options` names other fields. A list is kept in a file in `out`
+                 or runs.
+        reward:  Function (completion, problem) -> number, above 0.5 if it is correct, or None for no reward. It runs in
+                 this process, without a time limit: a call that hangs blocks the run. `problem` is {"prompt", "answer",
+                 "columns"}; under another name, the parameter is the answer. Or the name of a scorer, as "math" or
                  "package.module:function", which runs in processes of its own with `reward.time_limit_s`.
         steps:   Number of steps.
         out:     Directory of the run. None: a new one in runs.
@@ -123,14 +124,20 @@ def train(
     use_compile_cache()
     reward_of, scorer = None, reward
     if callable(reward):
-        reward_of = partial(function_reward, reward)
-        scorer = f"{FUNCTION}{getattr(reward, '__name__', type(reward).__name__)}"
+        name = getattr(reward, "__name__", type(reward).__name__)
+        scorer_of(reward, owner=f"reward = {name}")
+        reward_of, scorer = partial(function_reward, reward), f"{FUNCTION}{name}"
     given = _option_values(options or {})
     if ignored := [name for name in given if callable(reward) and name in SCORERS]:
         raise ConfigError(f"options: {', '.join(ignored)}: must not be set with a function as reward; it is the reward")
+    problems = None
+    if not isinstance(data, str | Path):
+        # A run that chose its directory is resumed by naming it.
+        directories = [RUNS] if not out else [Path(out), RUNS] if resume else [Path(out)]
+        problems = ProblemList.of(data, *directories)
     values: dict[str, Any] = {
         "model.path": str(model),
-        "data.train": str(data) if isinstance(data, str | Path) else str(_kept(data)),
+        "data.train": str(data if problems is None else problems.path),
         "reward.scorer": scorer,
         "steps": steps,
         "out": None if out is None else str(out),
@@ -142,38 +149,36 @@ def train(
         if "microbatches" not in given:
             config = with_fitting_microbatches(config)
         check_groups(config)
-    result = run(join_hosts(config), reward_of)
+    with problems.written() if problems is not None else nullcontext():
+        result = run(join_hosts(config), reward_of)
     if result.signal is not None:
         raise Stopped(result.signal, f"stopped; train(.., out={str(result.directory)!r}, resume=True) continues it")
     return TrainedRun(result.directory, result.experiment, result.state, reward_of)
 
 
 def _option_values(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of options by the paths of their fields. Raises ConfigError if there is no such option."""
-    known = {field.path for field in fields_of(RunConfig) if not reads(RECIPE_ONLY, field.path)}
-    values = {name.replace("-", "_"): _as_tuple(value) for name, value in options.items()}
-    if unknown := values.keys() - known:
-        raise ConfigError(
-            f"options: {', '.join(sorted(unknown))}: unknown; must be options that `python -m launch.train own_data "
-            "--help all` lists, as rollout.group_size"
-        )
+    """Return the values of options by the paths of their fields. Raises ConfigError for each that there is not."""
+    fields = list(fields_of(RunConfig))
+    known = {field.path: field for field in fields if not reads(RECIPE_ONLY, field.path)}
+    elsewhere = {field.flag: "can be set only in a recipe file" for field in fields if field.path not in known}
+    elsewhere["--algorithm"] = "is only on the command line; set the sections advantage, loss and selection"
+    values = {str(name).replace("-", "_"): _as_tuple(value) for name, value in options.items()}
+    refused = list[str]()
+    for name in values.keys() - known.keys():
+        meant = hint(f"--{name.replace('_', '-')}", known.values(), elsewhere, _path_of)
+        allowed = "; must be one that `python -m launch.train own_data --help all` lists, as rollout.group_size"
+        refused.append(f"options: {name} = {show(values[name])}: unknown option{meant or allowed}")
+    if refused:
+        raise ConfigError(*sorted(refused))
     return values
+
+
+def _path_of(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
 
 
 def _as_tuple(value: Any) -> Any:
     return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
-
-
-def _kept(problems: Sequence[Mapping[str, Any]]) -> Path:
-    """Write problems to a file that is named by its content, so that a run can be resumed. Return its path."""
-    try:
-        lines = "".join(json.dumps(dict(problem), ensure_ascii=False) + "\n" for problem in problems)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"data: must be dicts of text, numbers and lists: {error}") from None
-    path = RUNS / f"data-{hashlib.sha256(lines.encode()).hexdigest()[:12]}.jsonl"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lines)
-    return path
 
 
 @contextmanager

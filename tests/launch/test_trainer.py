@@ -1,6 +1,7 @@
 """Options of `launch.trainer.train`, without training."""
 
 import functools
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from configs.schema import RunConfig
 from configs.tiny import config as tiny
 from launch.cli.errors import ConfigError
 from launch.setup.experiment import Experiment
+from launch.setup.problems import build_problems
 from launch.trainer import TrainedRun, train
 from tests.refusals import refuses
 
@@ -63,9 +65,14 @@ def test_options_are_those_of_the_command_line(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rollout.nope": 1}, "options: rollout.nope: ...--help all"),
-        ({"nope.group_size": 1}, "options: nope.group_size: ...--help all"),
-        ({"rollout": {"group_size": 1}}, "options: rollout: ...--help all"),
+        ({"zzz": 1}, "options: zzz = 1: unknown option; ...--help all"),
+        ({"rollout.groupsize": 4}, "options: rollout.groupsize = 4: unknown option; did you mean rollout.group_size?"),
+        ({"nope.group_size": 1}, "options: nope.group_size = 1: ...mean rollout.group_size?"),
+        ({"batch_size": 8}, "options: batch_size = 8: ...mean data.prompts, warmup.batch_size or distill.batch_size?"),
+        ({"frozen": True}, "options: frozen = True: ...mean draft_training.mode"),
+        ({"data.function": "a:b"}, "options: data.function = a:b: unknown option; can be set only in a recipe file"),
+        ({"algorithm": "dapo"}, "options: algorithm = dapo: unknown option; is only on the command line"),
+        ({"rollout": {"group_size": 1}}, "options: rollout = {'group_size': 1}: unknown option; "),
         ({"rollout.group_size": "x"}, "rollout.group_size = x: "),
         ({"rollout.group_size": 1}, "rollout.group_size = 1: ...at least 2...advantage.baseline = group"),
         ({"reward.also": ["format"], "reward.weights": [1, 2]}, "options: reward.also, reward.weights: ...function"),
@@ -89,6 +96,72 @@ def test_invalid_options_are_one_line(configs: list[RunConfig], options: dict[st
 def test_a_reward_may_be_any_callable(configs: list[RunConfig], reward: Any, name: str) -> None:
     train("m", "d.jsonl", reward)
     assert configs[0].reward.scorer == name
+
+
+def three(completion: str, answer: str, extra: str) -> float:
+    return 0.0
+
+
+def trl(completions: list[str], **columns: object) -> list[float]:
+    return [0.0]
+
+
+@pytest.mark.parametrize(
+    ("reward", "message"),
+    [
+        (three, "reward = three: takes (completion: str, answer: str, extra: str)...; must take (completion, problem)"),
+        (trl, "reward = trl: takes (completions...; must take (completion, problem) or (completion, answer)"),
+        ([score], "reward.scorer = [<function score...: must be "),
+    ],
+)
+def test_rewards_that_cannot_be_called_are_refused_first(configs: list[RunConfig], reward: Any, message: str) -> None:
+    with refuses(message, ConfigError):
+        train("m", "d.jsonl", reward)
+    assert not configs
+
+
+ROW = {"prompt": "1 + 1", "answer": "2"}
+IN_PYTHON = 'options={"data.prompt_field": "messages"} in Python'
+
+
+@pytest.mark.parametrize("out", [None, "there/run"])
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ([], "data = []: must hold at least one problem"),
+        (None, "data = None: must be a path, a name on the hub, or a list of dicts"),
+        ({"prompt": ["1 + 1"]}, "data = {'prompt': ['1 + 1']}: must be a path"),
+        ([ROW, "1 + 1"], "data[1] = 1 + 1: must be a dict"),
+        ([ROW, ROW | {"x": {1}}], "data[1]: ...set...; must hold text, numbers"),
+        ([ROW, ROW | {"answer": ""}], "data[1]: field 'answer' must be text or a number"),
+        ([ROW], "data.held_out_count = "),
+        (
+            [{"messages": [{"role": "user", "content": "x"}], "answer": 1}],
+            f"data.prompt_field = prompt: data[0] has no such field; ...--data.prompt-field messages...{IN_PYTHON}",
+        ),
+        ([{"prompt": "x", "solution": 1}], 'data.answer_field = answer: data[0] ...{"data.answer_field": "solution"}'),
+    ],
+)
+def test_a_refused_list_names_its_row_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: Any, message: str, out: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch.trainer, "run", lambda config, reward_of: build_problems(config))
+    with refuses(message, ConfigError):
+        train("m", data, score, out=out)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_list_has_the_same_file_when_the_run_is_resumed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, configs: list[RunConfig]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    calls: list[dict[str, Any]] = [{}, {"out": "runs/own_data", "resume": True}, {"out": "b"}]
+    for call in [*calls, {"out": "b", "resume": True}]:
+        train("m", [ROW], score, **call)
+    chose, by_name, named, again = (Path(str(config.data.train)) for config in configs)
+    assert chose == by_name and chose.parent == Path("runs") and named == again == Path("b", chose.name)
+    assert json.loads(chose.read_text()) == json.loads(named.read_text()) == ROW
 
 
 def test_a_run_without_a_draft_is_not_compared() -> None:

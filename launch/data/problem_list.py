@@ -1,0 +1,77 @@
+"""A list of problems from Python, kept in a file, from which a resumed run and other programs read them."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launch.cli.errors import ConfigError
+from models.files import write_atomically
+from specjax.options import show
+
+
+@dataclass(frozen=True)
+class ProblemList:
+    """Problems, and the file for them. It is named by their content: the same list has the same path.
+
+    Attributes:
+        lines: JSON Lines, one problem each.
+        path:  the file, which may not exist yet.
+    """
+
+    lines: str
+    path: Path
+
+    @classmethod
+    def of(cls, problems: Sequence[Mapping[str, Any]], *directories: Path) -> "ProblemList":
+        """Return the list with its file in the first directory that has it already, else in the first.
+
+        Raises ConfigError for what is no list of JSON objects.
+        """
+        if isinstance(problems, Mapping) or not hasattr(problems, "__iter__"):
+            raise ConfigError(f"data = {show(problems)}: must be a path, a name on the hub, or a list of dicts")
+        lines = "".join(_line(number, problem) for number, problem in enumerate(problems))
+        if not lines:
+            raise ConfigError("data = []: must hold at least one problem")
+        name = f"data-{hashlib.sha256(lines.encode()).hexdigest()[:12]}.jsonl"
+        paths = [directory / name for directory in directories]
+        return cls(lines, next((path for path in paths if path.exists()), paths[0]))
+
+    @contextmanager
+    def written(self) -> Iterator[None]:
+        """Write the file. If the block refuses anything, remove it, unless it was there before.
+
+        A refusal names problems by their place in the list.
+        """
+        made = [path for path in (self.path, *self.path.parents) if not path.exists()]
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path, self.lines)
+        except OSError as error:
+            raise ConfigError(f"out = {self.path.parent}: cannot be written: {error.strerror}") from None
+        try:
+            yield
+        except ConfigError as error:
+            for path in made:
+                with suppress(OSError):  # a directory that is in use, or gone
+                    path.unlink() if path == self.path else path.rmdir()
+            raise ConfigError(*map(self._by_place, error.args)) from error
+
+    def _by_place(self, message: str) -> str:
+        """Return a message about lines of the file as one about problems of the list."""
+        path = re.escape(str(self.path))
+        message = re.sub(rf"{path}:(\d+)", lambda line: f"data[{int(line[1]) - 1}]", str(message))
+        return re.sub(rf"(data\.train = )?{path}", "data", message)
+
+
+def _line(number: int, problem: Any) -> str:
+    if not isinstance(problem, Mapping):
+        raise ConfigError(f"data[{number}] = {show(problem)}: must be a dict with a prompt and an answer")
+    try:
+        return json.dumps(dict(problem), ensure_ascii=False) + "\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"data[{number}]: {error}; must hold text, numbers, lists and dicts") from None
