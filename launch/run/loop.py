@@ -151,19 +151,18 @@ class TrainingLoop:
 
     def update_costs(self, number: int, state: TrainState) -> TrainState:
         """Return the state, with new costs if they change at this step. Before a probe, explain the draft lengths."""
-        if self.costs is None or state.drafting is None:
+        drafting, probing = state.drafting, self.is_probe(number)
+        if self.costs is None or drafting is None:
             return state
-        probing = self.is_probe(number)
-        if self.costs.changes(number, probing, state.drafting):
+        if self.costs.changes(number, probing, drafting):
             self.logs.timer.finish()
             if not self.costs.cells:
                 console.print(f"step {number}: drafts may pay by now; measuring the costs of rounds ..")
-            state = replace(state, drafting=self.costs.refresh(state, number))
+            drafting = self.costs.refresh(state, number)
         if probing:
-            console.print(
-                explain_choice(self.experiment.phases, self.experiment.config.rollout.draft_lengths, state.drafting)
-            )
-        return state
+            config = self.experiment.config.rollout
+            console.print(explain_choice(self.experiment.phases, config.draft_lengths, drafting))
+        return replace(state, drafting=drafting)
 
     def profile_step(self, number: int, state: TrainState) -> TrainState:
         """Take a step and wait for it, with the JAX profiler on."""
