@@ -1,25 +1,38 @@
 """Model FLOPs of a gradient: what its matrix products need, without what is computed again to save memory."""
 
+from itertools import product
+
 from models.config import DecoderConfig
 from models.params import by_path
+from specjax.adapters import KERNEL, A
 from specjax.cost import HARDWARE, Hardware
 from specjax.types import Params, PyTree
 
 
-def policy_flops(decoder: DecoderConfig, params: PyTree, rows: int, length: int) -> int:
+def policy_flops(decoder: DecoderConfig, params: Params, rows: int, length: int) -> int:
     """Return the FLOPs of the gradient of the policy over rows of `length` tokens.
 
     6 for each matrix parameter and token: 2 forward, 4 backward. The vocabulary head is such a matrix, an embedding
     that is only looked up is none. For attention 12 x layers x width of all query heads for each pair of a query and a
     key that it sees: two products forward, four backward. Raises ValueError for experts and windows.
+
+    Beside adapters, whose matrices count 6, a frozen matrix counts 4. In the first layer the input of the queries, keys
+    and values needs no gradient then, which saves 2 for each parameter that multiplies it.
     """
     if decoder.experts is not None or any(decoder.windows):
         raise ValueError("model FLOPs are counted for networks without experts and windows")
-    matrices = sum(_matrices(params).values())
+    weights = params.base or params.policy
+    matrices = sum(_matrices(weights).values())
     if decoder.tie_embeddings:
-        matrices += params["embed"]["embedding"].size
+        matrices += weights["embed"]["embedding"].size
+    products = 6 * matrices
+    if params.base:
+        adapters = {path: x.size for path, x in by_path(params.policy).items()}
+        first = {**_matrices(weights), **adapters}
+        products = 4 * matrices + 6 * sum(adapters.values())
+        products -= 2 * sum(first.get(("layer_0", "attention", *name), 0) for name in product("qkv", (KERNEL, A)))
     attention = 12 * decoder.num_layers * decoder.num_heads * decoder.head_dim * causal_pairs(length)
-    return rows * (6 * matrices * length + attention)
+    return rows * (products * length + attention)
 
 
 def draft_flops(decoder: DecoderConfig, params: Params, rows: int, length: int, passes: int, anchors: int) -> int:

@@ -12,7 +12,7 @@ from specjax.drafters import Drafter, Proposal
 from specjax.drafters.base import DraftState, Flag
 from specjax.keys import Purpose, SeedStep, uniforms
 from specjax.options import at_least, at_most
-from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.plan import RolloutConfig, choose_lengths
 from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.types import Params, Policy, Prompts, Rollout
@@ -70,7 +70,9 @@ def forced_rollout(
     `forced_lengths` and end with STOP.
     """
     verifier = _forced_verifier(rate, tail, prompts.lengths[0])
-    forced = ForcedConfig(**vars(config) | {"verifier": verifier, "stop_tokens": (STOP,) if tail else ()})
+    values = vars(config) | {"verifier": verifier, "stop_tokens": (STOP,) if tail else ()}
+    chosen = values.pop("chosen", None)
+    forced = choose_lengths(ForcedConfig(**values), chosen)
     return speculative_rollout(policy, drafter, params, prompts, seed_step, forced)
 
 

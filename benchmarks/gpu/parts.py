@@ -58,6 +58,13 @@ def parts(
             "--draft-lengths 0,3,5 --warmup.steps 300 --distill.answers 2048 --distill.steps 200",
             f"launch.compare {REHEARSAL} {FEW_PROGRAMS} --ladder 152 --steps 2 --draft-lengths 0,2",
         ),
+        part(
+            "lora",
+            5,
+            "benchmarks.gpu.lora --preset qwen3-8b --rank 32 --draft-lengths 3 5",
+            "benchmarks.gpu.lora --preset tiny --rank 4 --draft-lengths 1 --rates 0.8 --prompts 2 --samples 2 "
+            "--median 4 --microbatches 1 --repeats 1",
+        ),
         Part("model", 5, compared, missing=None if model else "no --model was given"),
         part(
             "smoke",

@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass, replace
 from typing import get_args
 
-import jax.numpy as jnp
+import jax
 from jax.sharding import Mesh
 
 from configs.schema import RunConfig
-from launch.plan.memory import Components, known_components
+from launch.plan.memory import known_components
 from launch.plan.options import PlanConfig
 from launch.plan.programs import ProgramName
 from launch.plan.rounds import deployment_on, round_times
@@ -65,7 +65,7 @@ def estimate(experiment: Experiment, hardware: Hardware) -> MeshEstimate:
         {name: sum(parts.values()) for name, parts in known.items()},
         _weights_seconds(experiment, hardware),
         _decoding_seconds(experiment, hardware),
-        _update_seconds(experiment, hardware, known["update"]),
+        _update_seconds(experiment, hardware),
     )
 
 
@@ -100,7 +100,7 @@ def _decoding_seconds(experiment: Experiment, hardware: Hardware) -> float:
     return waves * experiment.config.rollout.max_new_tokens * first.seconds[0]
 
 
-def _update_seconds(experiment: Experiment, hardware: Hardware, known: Components) -> float:
+def _update_seconds(experiment: Experiment, hardware: Hardware) -> float:
     """Return the seconds of all microbatches: products, sums over the model axes, and collectives of the weights."""
     config, networks, mesh = experiment.config, experiment.networks, experiment.mesh
     assert networks.decoder is not None
@@ -112,14 +112,19 @@ def _update_seconds(experiment: Experiment, hardware: Hardware, known: Component
     policy = forward(decoder_sheet(networks.decoder), hardware, deployment, Efficiency(), layer=0.0)
     # Training samples nothing. A causal row attends to half of its positions on average.
     parts = replace(policy, sample=0.0).parts(rows, rows * width / 2, queries=width)
-    # A backward pass takes two forwards, and exchanges as much as one. Full rematerialization adds a forward.
-    passes = 4 if config.model.remat == "full" else 3
-    products = passes * float(sum(parts.values())) - float(parts["exchange"])
-    fsdp = mesh.shape["fsdp"]
-    weights = known["policy"] * fsdp * item / jnp.dtype(config.model.param_dtype).itemsize
+    # A backward pass takes two forwards, beside frozen weights one, and exchanges as much as one. Full
+    # rematerialization adds a forward.
+    passes = 3 if config.model.remat == "full" else 2
+    products = passes * float(sum(parts.values()))
+    params, fsdp = networks.params, mesh.shape["fsdp"]
+    if not params.base:
+        products += float(sum(parts.values())) - float(parts["exchange"])
+    trained = jax.tree.map(lambda x: x.update(dtype=networks.policy.dtype), params.policy)
+    gradients, frozen = fsdp * bytes_per_device(trained), fsdp * bytes_per_device(params.base)
     # Each forward gathers the weights, and so does the backward pass. Gradients are scattered, then summed over `data`.
-    moved = passes * weights * _others(mesh, "fsdp") / _bandwidth(mesh, "fsdp", hardware)
-    moved += 2 * weights / fsdp * _others(mesh, "data") / _bandwidth(mesh, "data", hardware)
+    gathered = passes * (frozen + gradients) + gradients
+    moved = gathered * _others(mesh, "fsdp") / _bandwidth(mesh, "fsdp", hardware)
+    moved += 2 * gradients / fsdp * _others(mesh, "data") / _bandwidth(mesh, "data", hardware)
     return updates.epochs * microbatches * (products + moved)
 
 

@@ -12,7 +12,7 @@ from launch.costs.round_timer import first_rows
 from launch.setup.experiment import Experiment
 from launch.setup.memory import abstract_copy, held_ahead
 from specjax.adapters import joined
-from specjax.parallel.memory import bytes_per_device
+from specjax.parallel.memory import bytes_per_device, shard_shape
 from specjax.parallel.mesh import BATCH_AXES, batch_shards, spec
 from specjax.rollout.plan import choose_lengths
 from specjax.rollout.rounds import Decoding
@@ -78,8 +78,9 @@ def held(name: str, experiment: Experiment, state: TrainState) -> Components:
 def resident(state: TrainState) -> Components:
     """Return bytes per device of the training state."""
     params = state.params
-    return {
-        "policy": bytes_per_device((params.policy, params.base)),
+    frozen = {"frozen weights": bytes_per_device(params.base)} if params.base else {}
+    return frozen | {
+        "adapters" if params.base else "policy": bytes_per_device(params.policy),
         "draft": bytes_per_device(params.draft),
         "moments of the optimisers": bytes_per_device(state.optimizer),
         "reference policy": bytes_per_device(state.reference),
@@ -89,14 +90,9 @@ def resident(state: TrainState) -> Components:
 
 def _copied(params: Params, copy: Params) -> int:
     """Return the bytes per device of the rollout's copy, without frozen weights that it takes as they are."""
-
-    def shared(x: jax.ShapeDtypeStruct, new: PyTree) -> int:
-        size = bytes_per_device(new)
-        # One in 8 bits is no array.
-        return size if getattr(new, "dtype", None) == x.dtype and size == bytes_per_device(x) else 0
-
-    taken = jax.tree.leaves(jax.tree.map(shared, params.base, copy.base)) if copy.base else []
-    return bytes_per_device(replace(copy, memory=())) - sum(taken)
+    held = {path: (shard_shape(x), x.dtype) for path, x in jax.tree.leaves_with_path(params.base)}
+    taken = [x for path, x in jax.tree.leaves_with_path(copy.base) if held.get(path) == (shard_shape(x), x.dtype)]
+    return bytes_per_device(replace(copy, memory=())) - bytes_per_device(taken)
 
 
 def _by_rows(mesh: Mesh, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

@@ -37,7 +37,7 @@ def deployment_on(mesh: Mesh, experiment: Experiment) -> Deployment:
         tensor=mesh.shape["tensor"],
         expert=mesh.shape["expert"] * mesh.shape["tensor"],
         same_rows=True,
-        weight_bytes=1 if config.model.rollout_dtype else stored,
+        weight_bytes=1 if config.model.rollout_dtype or config.lora.base_dtype else stored,
         cache_bytes=stored,
         factor_bytes=stored,
         draft_bytes=1 if config.draft.rollout_dtype else stored,

@@ -29,7 +29,7 @@ def check_rollout(experiment: Experiment, rollout: RolloutConfig, prompts: int, 
     rows: the options that set the number of sequences, and their values.
     """
     with as_config_error():
-        parts = [_parameters(experiment), *_rollout(experiment, rollout, prompts, rows, experiment.mesh)]
+        parts = [*_parameters(experiment), *_rollout(experiment, rollout, prompts, rows, experiment.mesh)]
         check_memory(parts, experiment.mesh)
 
 
@@ -37,7 +37,7 @@ def check_training(experiment: Experiment) -> None:
     """Raise ConfigError if the devices cannot hold a training step: its rollout, or one of its updates."""
     config = experiment.config
     rows = {"data.prompts": config.data.prompts, "rollout.group_size": config.rollout.group_size}
-    state = [_parameters(experiment), *_training_state(experiment)]
+    state = [*_parameters(experiment), *_training_state(experiment)]
     mesh, rollout_mesh = experiment.mesh, experiment.rollout_mesh
     rollout = _rollout(experiment, config.rollout, config.data.prompts, rows, rollout_mesh)
     with as_config_error():
@@ -45,8 +45,13 @@ def check_training(experiment: Experiment) -> None:
         check_memory([*state, *_update(experiment, rows)], mesh)
 
 
-def _parameters(experiment: Experiment) -> MemoryPart:
-    return _sharded("parameters", bytes_per_device(experiment.networks.params), experiment.mesh)
+def _parameters(experiment: Experiment) -> list[MemoryPart]:
+    params, mesh = experiment.networks.params, experiment.mesh
+    trained = bytes_per_device(replace(params, base=()))
+    if not params.base:
+        return [_sharded("parameters", trained, mesh)]
+    frozen = _sharded("frozen weights", bytes_per_device(params.base), mesh)
+    return [frozen, _sharded("adapters and draft", trained, mesh)]
 
 
 def _ahead(experiment: Experiment, rows: Mapping[str, int]) -> list[MemoryPart]:
@@ -147,7 +152,7 @@ def _update(experiment: Experiment, rows: Mapping[str, int]) -> list[MemoryPart]
     logits = item * sequences * positions * networks.policy.vocab_size // mesh.shape["tensor"]
     stream = 0 if decoder is None else item * sequences * width * decoder.hidden_size * decoder.num_layers
     return [
-        _sharded("gradients of the policy", bytes_per_device(networks.params.policy), mesh),
+        _sharded("gradients of what is trained", bytes_per_device(networks.params.policy), mesh),
         growing("logits of a microbatch", logits, options, "logit_chunk set, or microbatches more"),
         growing("activations of a microbatch", stream, options, "microbatches more"),
     ]

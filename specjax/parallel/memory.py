@@ -86,10 +86,11 @@ def host_memory() -> int:
 
 def bytes_per_device(tree: PyTree) -> int:
     """Return the bytes that each device holds of arrays or of ShapeDtypeStructs; without a sharding, all of them."""
-    return sum(math.prod(_shard_shape(x)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return sum(math.prod(shard_shape(x)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def _shard_shape(x: jax.Array | jax.ShapeDtypeStruct) -> tuple[int, ...]:
+def shard_shape(x: jax.Array | jax.ShapeDtypeStruct) -> tuple[int, ...]:
+    """Return the shape of what each device holds of an array; without a sharding, of all of it."""
     return x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
 
 

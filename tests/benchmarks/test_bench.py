@@ -25,6 +25,7 @@ from benchmarks.bench.sections.layout import Runs
 from benchmarks.bench.sections.update import Gradient, head_gradient, policy_gradient, update
 from benchmarks.bench.stubs import STOP, forced_lengths
 from benchmarks.bench.timers import rollout_timer
+from benchmarks.gpu.lora import lora_networks
 from launch.cli.errors import ConfigError
 from launch.plan.flops import flops
 from specjax import kernels
@@ -73,6 +74,10 @@ def test_model_flops_are_those_of_the_traced_products(networks: BenchNetworks, m
     masked = 12 * decoder.num_layers * width * (length**2 - causal_pairs(length))
     unread = 6 * decoder.hidden_size * decoder.vocab_size
     assert policy.flops == traced(policy) - rows * (masked - unread)
+    # Frozen weights have no gradient, nor has the input of the first layer.
+    adapted = lora_networks(SMALL, 2, networks.mesh)
+    policy = policy_gradient(adapted, SMALL, "none", length)
+    assert policy.flops == traced(policy) - rows * (masked - unread * 4 // 6)
     draft, indices, passes, anchors = head_gradient(networks, SMALL, 0, length), length - 2, 3, 2
     masked = passes * 12 * width * (indices**2 - causal_pairs(indices))
     again = 2 * decoder.hidden_size * decoder.vocab_size * (passes - 1) * (indices - 1)

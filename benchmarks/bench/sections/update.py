@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -88,7 +89,7 @@ def policy_gradient(networks: BenchNetworks, preset: Preset, remat: Remat, conte
     """Return the gradient of the policy's loss, accumulated over the microbatches of a batch."""
     rows = _microbatch_rows(preset, context)
     microbatches = max(1, preset.trained // (rows * context))
-    policy, params = make_policy(networks.decoder, remat), Params(networks.trained.policy, {})
+    policy, params = make_policy(networks.decoder, remat), replace(networks.trained, draft={})
     batch = _batch(networks, rows * microbatches, context)
     losses = LossContext(
         policy, networks.drafter, SamplingLaw(), microbatches=microbatches, logit_chunk=min(LOGIT_CHUNK, context)
@@ -97,7 +98,7 @@ def policy_gradient(networks: BenchNetworks, preset: Preset, remat: Remat, conte
     def run(params: Params, batch: TrainBatch) -> PyTree:
         return accumulate(losses, params, batch)[0].policy
 
-    flops = policy_flops(networks.decoder, params.policy, rows * microbatches, context)
+    flops = policy_flops(networks.decoder, params, rows * microbatches, context)
     return Gradient(run, (params, batch), flops, microbatches)
 
 
