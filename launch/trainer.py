@@ -76,10 +76,12 @@ class TrainedRun:
 
         Raises ConfigError if a directory is in use, or if the run saved no checkpoint.
         """
-        run = str(self.directory)
-        export(Path(policy), self.experiment, ExportArgs(checkpoint=run))
+        # The steps took the networks that the run began with.
+        networks = replace(self.experiment.networks, params=self.state.params)
+        run, experiment = str(self.directory), replace(self.experiment, networks=networks)
+        export(Path(policy), experiment, ExportArgs(checkpoint=run))
         if draft is not None:
-            export(Path(draft), self.experiment, ExportArgs(checkpoint=run, part="draft"))
+            export(Path(draft), experiment, ExportArgs(checkpoint=run, part="draft"))
 
     def compare(self, steps: int = 5) -> VariantReport:
         """Time steps with and without the draft in turns, print the table of whole steps and return the draft's row.

@@ -69,11 +69,12 @@ class Projection(nn.Module):
         return y
 
     def _adapted(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Return s (x A) B in the compute dtype. Each factor is rounded first, as in the rollout's copy."""
-        a, b, scale = (self.get_variable("params", name).astype(self.config.dtype) for name in (A, B, SCALE))
+        """Return s (x A) B. A and B are rounded to the compute dtype first, as in the rollout's copy; s is not."""
+        a, b = (self.get_variable("params", name).astype(self.config.dtype) for name in (A, B))
         into, out = self.axes[: self.contract], self.axes[self.contract :]
-        low = kernels.matmul(x, gather_weights(a, *into, None), self.contract)
-        return kernels.matmul(low * scale, gather_weights(b, None, *out))
+        low = kernels.matmul(x, gather_weights(a, *into, None), self.contract).astype(jnp.float32)
+        low = (low * self.get_variable("params", SCALE)).astype(x.dtype)
+        return kernels.matmul(low, gather_weights(b, None, *out))
 
     def _parameter(
         self, name: str, init: nn.initializers.Initializer, axes: tuple[str | None, ...], shape: tuple[int, ...]

@@ -76,7 +76,7 @@ def project(x: Float[Array, "..."], kernel: Array | QuantizedKernel, contract: i
 def rollout_copy(params: PyTree, dtype: jnp.dtype, to: EightBit | None) -> PyTree:
     """Cast the parameters of a network to its compute dtype, and its kernels to 8 bits unless `to` is None.
 
-    Kernels that are in 8 bits already stay as they are.
+    Kernels that are in 8 bits already stay as they are, and so do scalars, such as the scale of an adapter.
     """
 
     def copied(x: Array | QuantizedKernel, contract: int) -> Array | QuantizedKernel:
@@ -84,7 +84,7 @@ def rollout_copy(params: PyTree, dtype: jnp.dtype, to: EightBit | None) -> PyTre
             return x
         return x.astype(dtype) if to is None else quantize(x, contract, to)
 
-    return map_kernels(copied, lambda x: x.astype(dtype), params)
+    return map_kernels(copied, lambda x: x.astype(dtype) if x.ndim else x, params)
 
 
 def map_kernels(of_kernel: Callable[[Any, int], Any], of_other: Callable[[Any], Any], params: PyTree) -> PyTree:

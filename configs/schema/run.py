@@ -83,10 +83,16 @@ class RunConfig(TrainConfig):
             ("model.family", self.model.family, None),
             ("reference_every", self.reference_every, 0),
             ("policy_optimizer.kind", self.policy_optimizer.kind, "adamw"),
+            ("warmup.optimizer.kind", self.warmup.optimizer.kind, "adamw"),
             ("model.rollout_dtype", self.model.rollout_dtype if self.lora.base_dtype else None, None),
         ):
             if value != allowed:
                 raise ValueError(f"{name} = {value}: must be {allowed} with {self.lora.named}")
+        if self.warmup.steps and self.loss.kl_coefficient:
+            raise ValueError(
+                f"warmup.steps = {self.warmup.steps}: must be 0 with {self.lora.named} and loss.kl_coefficient, whose "
+                "reference would be the policy before it"
+            )
 
 
 def check_correction(config: RunConfig) -> None:

@@ -222,8 +222,9 @@ def with_consequences(recipe: RunConfig, values: Mapping[str, Any]) -> dict[str,
             follows |= {"rollout.draft_length": 0, "rollout.draft_lengths": ()}
     lora = bool(values.get("lora.rank", recipe.lora.rank) or values.get("lora.path", recipe.lora.path))
     if lora != recipe.lora.enabled:
-        rate = recipe.policy_optimizer.learning_rate
-        follows["policy_optimizer.learning_rate"] = rate * LORA_RATE if lora else rate / LORA_RATE
+        rate = recipe.policy_optimizer.learning_rate * LORA_RATE ** (1 if lora else -1)
+        # 1e-06 * 10 is 9.999999999999999e-06.
+        follows["policy_optimizer.learning_rate"] = float(f"{rate:.12g}")
     return follows | dict(values)
 
 

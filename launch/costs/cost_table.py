@@ -70,8 +70,9 @@ class CostTable:
         """
         if not later or self._has_cells(0):
             return self.update(params, 0, long_phases)
-        # Of an attempt that was killed before its first checkpoint.
-        processes.on_primary(lambda: self._path.unlink(missing_ok=True))
+        if self._timer is not None:
+            # Of an attempt that was killed before its first checkpoint.
+            processes.on_primary(lambda: self._path.unlink(missing_ok=True))
         return unmeasured(len(self._phases), self._lengths)
 
     def changes(self, step: int, probing: bool, drafting: Drafting) -> bool:
@@ -82,6 +83,9 @@ class CostTable:
 
         probing: the run probes at this step.
         """
+        if self.cells and step < min(cell.step for cell in self.cells):
+            # A resumed run knows cells that the run before measured later.
+            return False
         if self._timer is None or self.cells:
             return self._has_cells(step) or (probing and self._timer is not None)
         if not unused_draft_is_due(self._schedule, step - 1):

@@ -94,15 +94,14 @@ def _check_training_rollout(experiment: Experiment) -> None:
     if config.rollout.function is None and asynchronous.lag is None and config.rollout.carry_over is None:
         return
     rollout = experiment.trace_rollout(config.rollout, config.data.prompts, experiment.rollout_mesh, training=True)
-    given = {
-        "model.rollout_dtype": config.model.rollout_dtype,
-        "lora.merged": config.lora.merged,
-        "asynchronous.lag": asynchronous.lag,
-    }
-    for name, value in given.items():
+    for name, value, allowed in (
+        ("model.rollout_dtype", config.model.rollout_dtype, None),
+        ("lora.merged", config.lora.merged, False),
+        ("asynchronous.lag", asynchronous.lag, None),
+    ):
         if value and rollout.full is None:
             raise ConfigError(
-                f"{name} = {value}: must be {False if value is True else None}, or rollout.function = "
+                f"{name} = {value}: must be {allowed}, or rollout.function = "
                 f"{config.rollout.function} must return `full`, by which the loss corrects for it"
             )
 

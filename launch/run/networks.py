@@ -52,7 +52,7 @@ def check_base(source: str, experiment: Experiment, extra: Mapping[str, Any]) ->
     if expected != found:
         raise ConfigError(
             f"{source}: its adapters were trained beside weights with the hash {expected}; those of model.path = "
-            f"{experiment.config.model.path} have {found}"
+            f"{experiment.config.model.path} in model.dtype = {experiment.config.model.dtype} have {found}"
         )
 
 

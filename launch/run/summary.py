@@ -36,7 +36,7 @@ def summarize(experiment: Experiment, continuing: bool) -> list[str]:
         f"step: {data.prompts} prompts x {rollout.group_size} samples = {experiment.sequences} sequences of up to "
         f"{data.max_prompt_tokens} + {rollout.max_new_tokens} tokens; {config.steps} steps; learning rate "
         f"{config.policy_optimizer.learning_rate:g}"
-        + " (with LoRA by default ten times the recipe's)" * config.lora.enabled
+        + " of the adapters" * config.lora.enabled
         + ("" if continuing else _shorter_prompts(experiment)),
     ]
 

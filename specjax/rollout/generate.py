@@ -75,7 +75,7 @@ def _reads_base(policy: Policy, base: PyTree, layout: PyTree) -> bool:
     def ready(x: Array | QuantizedKernel, gathered: Any) -> bool:
         if isinstance(x, QuantizedKernel):
             return x.values.sharding.is_equivalent_to(gathered.values, x.ndim)
-        # A forward casts the scales of adapters.
+        # Scalars, the scales of adapters, are never cast.
         return x.ndim == 0 or (x.dtype == policy.dtype and x.sharding.is_equivalent_to(gathered, x.ndim))
 
     return jax.tree.all(jax.tree.map(ready, base, layout, is_leaf=lambda x: isinstance(x, QuantizedKernel)))

@@ -140,7 +140,7 @@ class CacheCheck:
             start = self.drafter.start(params, Prompts(tokens, jnp.full(rows, length), zeros), features, 1)
             return output.cache, start, features
 
-        return lambda tokens: processes.fetch(fresh(joined(self.params), tokens))
+        return lambda tokens: processes.fetch(fresh(self.params, tokens))
 
     def _same(self, got: Cache, expected: Cache, row: int, first: int, until: int, whose: str) -> None:
         for number, layers in enumerate(zip(got, expected, strict=True)):

@@ -53,7 +53,7 @@ class PolicyDrafter(Drafter):
             if i:
                 output = self.policy.apply(params.policy, tokens[-1][:, None], length + i - 1, output.cache)
                 logits = output.logits[:, 0]
-            log_q.append(process_logits(logits * params.draft["scale"], law))
+            log_q.append(process_logits(logits * params.draft["scale"].astype(logits.dtype), law))
             tokens.append(sample(log_q[-1], gumbel[:, i]))
         assert output.cache is not None
         proposal = Proposal(jnp.stack(tokens, 1), jnp.stack(log_q, 1), jnp.full_like(length, gumbel.shape[1]))

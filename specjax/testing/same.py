@@ -35,7 +35,6 @@ def assert_same_rollout(
     """
     if config.verifier in ("rejection", "block") and config.law.temperature > 0:
         raise ValueError(f"verifier = {config.verifier}: must be coupled, or the temperature 0, for the same tokens")
-    params = joined(params)
     plainly = RolloutConfig(
         group_size=config.group_size,
         max_new_tokens=config.max_new_tokens,

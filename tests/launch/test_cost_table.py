@@ -107,6 +107,8 @@ def test_a_resumed_or_replayed_run_uses_the_recorded_costs(
     resumed = CostTable(experiment, path, [], replayed=False)
     resumed.resume(saved, 2)
     assert resumed.changes(4, False, low) and resumed.changes(5, True, low)
+    # A probe before the first cells changed nothing in the run before.
+    assert resumed.changes(2, True, low) != later
     replayed = CostTable(experiment, tmp_path / "other.json", load_cells(path, *HERE), replayed=True)
     assert replayed.changes(4, False, low) and not replayed.changes(5, True, high)
     assert np.isfinite(replayed.start(params, later, NOT_KEPT)).all() != later

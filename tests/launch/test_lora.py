@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+import launch.setup.networks
 from configs.override import override
 from configs.schema import RunConfig
 from launch.cli.long_phases import LongPhases
@@ -18,8 +19,9 @@ from launch.run.directory import open_run
 from launch.run.networks import restore_params
 from launch.run.pin_references import with_commits
 from launch.run.summary import summarize
-from launch.setup.experiment import build_experiment
+from launch.setup.experiment import Experiment, build_experiment
 from launch.train import train
+from launch.trainer import TrainedRun
 from specjax.checkpoint_integrity import fingerprint
 from specjax.types import TrainState
 from tests.launch.programs import ONE_LAYER, SMALLEST, assert_same_run, metrics, saved_state
@@ -37,33 +39,36 @@ CONFIG = override(
 )
 
 
-def run(config: RunConfig) -> tuple[TrainState, str | None]:
-    """Return the last state of a run, and the hash of its base before the first step."""
+Trained = tuple[Path, TrainState, Experiment]
+
+
+def run(config: RunConfig) -> tuple[TrainState, Experiment]:
+    """Return the last state of a run, and what it began with."""
     with open_run(config) as directory:
         experiment = build_experiment(config, asynchronous=True)
         state, _ = train(experiment, odd, odd, directory, StopSignals(print), LongPhases())
-        return state, experiment.networks.base_hash
+        return state, experiment
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, TrainState, str | None]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     directory = tmp_path_factory.mktemp("lora") / "run"
     return directory, *run(replace(CONFIG, out=str(directory)))
 
 
-def test_the_base_stays_and_is_not_saved(trained: tuple[Path, TrainState, str | None]):
-    directory, state, base_hash = trained
-    assert fingerprint(state.params.base) == base_hash
+def test_the_base_stays_and_is_not_saved(trained: Trained):
+    directory, state, experiment = trained
+    assert fingerprint(state.params.base) == experiment.networks.base_hash
     assert all(np.asarray(x).any() for x in jax.tree.leaves(state.params.policy))
     networks, rest = saved_state(directory, 50)
     assert {path[-1].key for path, _ in jax.tree.leaves_with_path(networks["params"]["policy"])} == {"lora_a", "lora_b"}
     kernel = state.params.base["layer_0"]["mlp"]["gate"]["kernel"].shape
     assert kernel not in [x.shape for x in jax.tree.leaves((networks["params"]["policy"], rest["optimizer"]["policy"]))]
     extra = json.loads((directory / "checkpoints/50/extra/metadata").read_text())
-    assert extra["base"] == base_hash
+    assert extra["base"] == experiment.networks.base_hash
 
 
-def test_a_killed_run_goes_on_to_the_bit(trained: tuple[Path, TrainState, str | None], tmp_path: Path):
+def test_a_killed_run_goes_on_to_the_bit(trained: Trained, tmp_path: Path):
     directory, *_ = trained
     copied = tmp_path / "run"
     shutil.copytree(directory, copied)
@@ -75,14 +80,14 @@ def test_a_killed_run_goes_on_to_the_bit(trained: tuple[Path, TrainState, str | 
     assert_same_run(copied, directory, 50)
 
 
-def test_adapters_refuse_another_base(trained: tuple[Path, TrainState, str | None]):
-    directory, _, base_hash = trained
+def test_adapters_refuse_another_base(trained: Trained):
+    directory, _, experiment = trained
     other = build_experiment(replace(CONFIG, seed=CONFIG.seed + 1), training=False)
-    with refuses(f"checkpoint = {directory}...trained beside weights with the hash {base_hash}"):
+    with refuses(f"checkpoint = {directory}...trained beside weights with the hash {experiment.networks.base_hash}"):
         restore_params(directory, other)
 
 
-def test_programs_take_adapters_from_the_run(trained: tuple[Path, TrainState, str | None]):
+def test_programs_take_adapters_from_the_run(trained: Trained):
     directory, state, _ = trained
     config = with_commits(override(CONFIG, {"lora.rank": 0, "lora.alpha": None}), directory)
     assert config.lora == CONFIG.lora
@@ -92,10 +97,10 @@ def test_programs_take_adapters_from_the_run(trained: tuple[Path, TrainState, st
 
 def test_the_start_states_the_adapters_and_their_rate():
     config = parse_run(["tiny", "--lora.rank", "4"], "launch.train", "")
-    assert config.policy_optimizer.learning_rate == pytest.approx(4e-4)
+    assert config.policy_optimizer.learning_rate == 4e-4
     model, *_, step = summarize(build_experiment(CONFIG), continuing=False)
     assert "frozen in float32; trains LoRA of rank 2" in model
-    assert "learning rate 0.1 (with LoRA by default ten times the recipe's)" in step
+    assert "learning rate 0.1 of the adapters" in step
 
 
 @pytest.mark.parametrize(
@@ -105,6 +110,7 @@ def test_the_start_states_the_adapters_and_their_rate():
         ({"lora.path": "adapter"}, "lora.rank = 2: must be 0 with lora.path"),
         ({"lora.targets": ()}, "lora.targets = ()"),
         ({"reference_every": 2}, "reference_every = 2: must be 0 with lora.rank = 2"),
+        ({"warmup.steps": 2}, "warmup.steps = 2: must be 0 with lora.rank = 2 and loss.kl_coefficient"),
         ({"policy_optimizer.kind": "muon"}, "policy_optimizer.kind = muon: must be adamw with lora.rank = 2"),
         (
             {"lora.merged": True, "loss.importance_cap": None},
@@ -131,7 +137,21 @@ def test_a_base_in_8_bits_is_one_policy_in_rollout_and_training(tmp_path: Path):
     config = override(
         CONFIG, {"lora.base_dtype": "int8", "steps": 2, "checkpoint.every": 1, "out": str(tmp_path / "run")}
     )
-    state, base_hash = run(config)
+    state, experiment = run(config)
     assert state.params.base["layer_0"]["mlp"]["gate"]["kernel"].values.dtype == "int8"
-    assert fingerprint(state.params.base) == base_hash
+    assert fingerprint(state.params.base) == experiment.networks.base_hash
     assert all(line["rollout/logprob_gap_mean"] < 1e-5 for line in metrics(tmp_path / "run"))
+
+
+def test_a_run_in_python_saves_after_its_base_was_donated(trained: Trained, tmp_path: Path):
+    directory, state, experiment = trained
+    TrainedRun(directory, experiment, state, None).save(tmp_path / "policy")
+    assert (tmp_path / "policy" / "model.safetensors").is_file()
+
+
+def test_resume_refuses_another_base_at_the_same_path(trained: Trained, monkeypatch: pytest.MonkeyPatch):
+    directory, *_ = trained
+    monkeypatch.setattr(launch.setup.networks, "fingerprint", lambda base: "00000000")
+    config = replace(CONFIG, out=str(directory), resume=True, steps=51)
+    with refuses("resume: its adapters were trained beside...have 00000000"):
+        run(config)

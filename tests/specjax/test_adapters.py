@@ -5,6 +5,7 @@ from functools import partial
 
 import flax.traverse_util
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
@@ -14,7 +15,7 @@ from models.lora import LoraConfig, adapted_layers, init_adapters, with_scales
 from models.params import init_params, param_shardings
 from specjax.adapters import joined, merged
 from specjax.keys import seed_step
-from specjax.quantization import dequantized, quantized
+from specjax.quantization import dequantized, quantized, rollout_copy
 from specjax.rollout.generate import make_generate, make_prepare
 from specjax.testing import assert_cache_consistent, assert_same_rollout
 from specjax.train.gradients import accumulate, log_probs_of
@@ -170,3 +171,8 @@ def test_a_base_in_8_bits_never_changes_and_samples_the_same_tokens_on_every_mes
     assert relative_gap(state.params.policy, adapters) > 0
     # One policy in rollouts and in training.
     assert float(metrics["rollout/logprob_gap_mean"]) < 1e-5
+
+
+def test_a_scale_is_not_rounded_for_rollouts():
+    copied = rollout_copy(adapted_params(mesh_of()).base, jnp.dtype("bfloat16"), None)["layer_0"]["mlp"]["up"]
+    assert (copied["kernel"].dtype, copied["lora_scale"].dtype) == ("bfloat16", "float32")
