@@ -92,7 +92,9 @@ def cast_shardings(policy: Policy, drafter: Drafter, params: Params) -> Params:
         return NamedSharding(x.sharding.mesh, P(*kept))
 
     def network(params: PyTree, eight_bit: EightBit | None) -> PyTree:
-        def kernel(x: Array | QuantizedKernel, contract: int) -> NamedSharding | QuantizedKernel | None:
+        def kernel(
+            x: Array | jax.ShapeDtypeStruct | QuantizedKernel, contract: int
+        ) -> NamedSharding | QuantizedKernel | None:
             if isinstance(x, QuantizedKernel):
                 return kernel_layout(gathered(x.values), contract)
             return gathered(x) if eight_bit is None else kernel_layout(gathered(x), contract)

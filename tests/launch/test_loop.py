@@ -55,7 +55,12 @@ class Recorder:
         unused: Any = None
         fakes: Any = SimpleNamespace(
             experiment=SimpleNamespace(
-                config=config, mesh=make_mesh(MeshConfig()), phases=(), draft_vocabulary=None, checksum=0
+                config=config,
+                mesh=make_mesh(MeshConfig()),
+                phases=(),
+                draft_vocabulary=None,
+                checksum=0,
+                networks=SimpleNamespace(base_hash=None),
             ),
             pipeline=SimpleNamespace(__next__=None),
             saves=SimpleNamespace(save=self._save, newest=lambda: None),
