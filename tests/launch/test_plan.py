@@ -118,7 +118,7 @@ def test_row_64_the_rollout_mesh_holds_copies_and_the_training_mesh_moments():
 
 @pytest.mark.parametrize("config", [TWO_MESHES, override(TWO_NETWORKS, {"mesh.fsdp": 1})])
 def test_the_base_of_adapters_is_held_once_and_sent_before_the_first_step(config: RunConfig):
-    """Its dtype is that of the rollout, so that without fsdp a synchronous rollout copies only its seven scales."""
+    """Its dtype is that of the rollout, so that without fsdp a synchronous rollout copies nothing of it."""
     adapted, scales = experiment_of(override(config, {"lora.rank": 2})), 7
     params, state = adapted.networks.params, abstract_state(adapted)
     base, adapters, draft = (
@@ -126,12 +126,15 @@ def test_the_base_of_adapters_is_held_once_and_sent_before_the_first_step(config
     )
     sent, held = 2 * (adapters + draft), known_components("generate", adapted, state)
     if config.asynchronous.lag:
-        assert held["copies of the networks"] == 2 * base + 2 * sent and held["parts of the next copy"] == sent // 2
+        assert (
+            held["copies of the networks"] == 2 * (base + scales) + 2 * sent
+            and held["parts of the next copy"] == sent // 2
+        )
         seconds, of_all = (estimate(x, HARDWARE["h100"]).weights for x in (adapted, experiment_of(config)))
         assert seconds / of_all == pytest.approx(sent / (2 * (base - scales + draft)), rel=0.01)
     else:
-        assert held["copy for the rollout"] == sent + 2 * scales
-        assert held["policy"] == 2 * (base + scales) + 4 * adapters
+        assert held["copy for the rollout"] == sent
+        assert (held["frozen weights"], held["adapters"]) == (2 * (base + scales), 4 * adapters)
     gradients = known_components("update", adapted, state)["gradients"]
     assert gradients == bytes_per_device((params.policy, params.draft))
 
