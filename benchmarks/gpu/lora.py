@@ -159,6 +159,7 @@ class StepTimer:
     Attributes:
         compile_seconds: of `generate` and `update`.
         gib:             memory that each takes, with its arguments.
+        state:           after the last step.
     """
 
     def __init__(self, steps: LoraSteps) -> None:
@@ -170,25 +171,25 @@ class StepTimer:
                 self._programs[name] = lowered.compile()
             self.compile_seconds[name] = time.perf_counter() - start
             self.gib[name] = needed_gib(self._programs[name])
-        self._state, self._prompts = steps.state(), place(steps.prompts, steps.networks.mesh)
+        self.state, self._prompts = steps.state(), place(steps.prompts, steps.networks.mesh)
 
     def measure(self, k: int, rate: float) -> StepTime:
         """Take a step at a draft length, and time it."""
         everywhere = NamedSharding(self._steps.networks.mesh, P())
         choice = np.array([self._steps.lengths.index(k)], np.int32), np.float32(rate)
         # The head is trained by the schedule of a run: now, or after one more step.
-        assert self._state.adaptation is not None
+        assert self.state.adaptation is not None
         wait = jax.device_put((np.int32(0 if k else 1), np.int32(1)), everywhere)
-        adaptation = replace(self._state.adaptation, wait=wait[0], interval=wait[1])
-        state, choice = replace(self._state, adaptation=adaptation), jax.device_put(choice, everywhere)
+        adaptation = replace(self.state.adaptation, wait=wait[0], interval=wait[1])
+        state, choice = replace(self.state, adaptation=adaptation), jax.device_put(choice, everywhere)
         start = time.perf_counter()
         rollout = jax.block_until_ready(self._programs["generate"](state, self._prompts, *choice))
         generated = time.perf_counter()
         lengths, verifications = jax.device_get((rollout.lengths, rollout.verifications))
         scores = jax.device_put(self._steps.reward(rollout), rollout.lengths.sharding)
         scored = time.perf_counter()
-        self._state, *rest = self._programs["update"](state, self._prompts, rollout, scores)
-        jax.block_until_ready((self._state, rest))
+        self.state, *rest = self._programs["update"](state, self._prompts, rollout, scores)
+        jax.block_until_ready((self.state, rest))
         trained = time.perf_counter()
         accepted = float(lengths.sum() - len(lengths)) / max(int(verifications.sum()), 1)
         return StepTime(generated - start, trained - scored, accepted)

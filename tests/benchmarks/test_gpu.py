@@ -8,13 +8,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from benchmarks.bench.presets import PRESETS
+from benchmarks.bench.models import random_prompts
+from benchmarks.bench.presets import PRESETS, LongTail
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import model, run, smoke
+from benchmarks.gpu.lora import LoraSteps, StepTime, StepTimer, lora_networks, table
 from benchmarks.gpu.parts import Part, parts
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.types import PyTree
+from tests.benchmarks.presets import SMALL
 from tests.launch.checkpoints import write_checkpoint, write_problems
 
 # Programs that replace parts, by name. Each ends in a different way.
@@ -99,6 +104,26 @@ def test_a_failed_required_check_fails_the_part(monkeypatch: pytest.MonkeyPatch,
     assert "not the same tokens" in section["notes"][0]
     del planted["one", "highest", True]
     assert smoke.main() == 0
+
+
+def test_steps_with_adapters_are_timed():
+    """Acceptance is forced, lengths are the same at every draft length, and only a step with drafts trains the head."""
+    mesh = make_mesh(MeshConfig())
+    networks = lora_networks(SMALL, 2, mesh)
+    before = jax.device_get(networks.trained)
+    steps = LoraSteps(networks, random_prompts(networks, 2, 4), 2, LongTail(median=4, factor=4), (0, 2), microbatches=1)
+    timer = StepTimer(steps)
+    plain = timer.measure(0, 0.0)
+    assert plain.acceptance_length == 1
+    jax.tree.map(np.testing.assert_array_equal, timer.state.params.draft, before.draft)
+    assert timer.measure(2, 1.0).acceptance_length > 1.5 and timer.measure(2, 0.0).acceptance_length == 1
+    after = timer.state.params
+    jax.tree.map(np.testing.assert_array_equal, after.base, before.base)
+    for trained, tree in ((before.policy, after.policy), (before.draft, after.draft)):
+        changed = [not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (trained, tree)), strict=True)]
+        assert any(changed)
+    rows = table({(0, None): [plain], (2, 0.5): [StepTime(plain.generation / 2, plain.train / 2, 2.0)]})
+    assert [row["speed-up"] for row in rows] == [1, pytest.approx(2)]
 
 
 def test_a_model_in_pieces_is_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

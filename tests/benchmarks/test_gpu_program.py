@@ -16,15 +16,18 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.bench.models import Functions, functions
-from benchmarks.bench.presets import Preset
+from benchmarks.bench.presets import PRESETS, LongTail, Preset
 from benchmarks.gpu import program
+from benchmarks.gpu.lora import LoraSteps, lora_networks
 from launch.cli.errors import ConfigError
-from launch.plan.devices import COMPILER_OPTIONS, PLAN_OPTIONS, absent_gpus
+from launch.plan.devices import COMPILER_OPTIONS, OPTION_SETS, PLAN_OPTIONS, absent_gpus
+from launch.plan.programs import compile_by_any
 from models.config import DecoderConfig, ExpertsConfig
 from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import Eagle3Config, eagle3_like, init_eagle3, make_eagle3
 from models.params import abstract_params
 from specjax import kernels
+from specjax.parallel.memory import bytes_per_device
 from specjax.parallel.mesh import AXES
 from specjax.rollout.generate import per_shard, prepare
 from specjax.rollout.plan import RolloutConfig
@@ -212,6 +215,23 @@ def test_on_gpus_training_holds_no_scores_of_whole_rows(h100s: list[Any], fsdp: 
     rows = [line for line in lines_of(compiled) if "fmhaSoftmax" in line.line]
     heads = decoder.num_heads // tensor
     assert rows and all(line.arrays[0] in {(1, 2304, heads, 64), (1, heads, 2304, 64)} for line in rows), rows[0].line
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_on_a_gpu_both_programs_of_a_step_with_adapters_fit(h100: Mesh):
+    """The shapes are those of the part `lora`. A rollout copies no frozen weights."""
+    preset, shapes = PRESETS["qwen3-8b"], ((4, 512), (4,), (4,))
+    networks = lora_networks(preset, 32, h100, None)
+    prompts = Prompts(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes))
+    steps = LoraSteps(networks, prompts, 16, LongTail(median=128, factor=4), (0, 3, 5), microbatches=4)
+    state = bytes_per_device((networks.trained, 2 * [replace(networks.trained, base=())])) / 2**30
+    for name, lowered in steps.lower()._asdict().items():
+        compiled, _ = compile_by_any(name, lowered, OPTION_SETS)
+        assert state + temporary_gib(compiled) < 75
+        if name == "generate":
+            caches = 64 * 1030 * (2 * 36 * 8 * 128 + 2 * 8 * 128) * 2 / 2**30
+            assert temporary_gib(compiled) < caches + 4
 
 
 def test_on_a_gpu_a_rollout_copies_no_cache_and_reads_an_8_bit_draft_in_8_bits(h100: Mesh):

@@ -10,6 +10,7 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
+from configs.qwen3_math import base
 from configs.schema import RolloutOptions, RunConfig
 from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe, recipes
@@ -19,6 +20,7 @@ from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.hf.config import config_from_hf
 from models.layers import init_cache
+from models.lora import adapted_layers, init_adapters
 from models.params import abstract_params
 from specjax.cost import HARDWARE
 from specjax.parallel.mesh import AXES, spec
@@ -127,6 +129,21 @@ def test_the_named_mesh_is_large_enough(name: str, expected: tuple[int, ...], gp
         moments = jax.eval_shape(optimizer.init, params)
         assert count([x for x in jax.tree.leaves(moments) if x.ndim]) == 2 * count(params)
     assert_fits(config, QWEN3_8B, HEAD, expected, 0.87 * HARDWARE[gpu].memory)
+
+
+def test_adapters_of_8b_fit_one_gpu():
+    """Compare with the GiB in the recipe's docstring."""
+    config = load_recipe("qwen3_8b_lora")
+    assert config.policy_optimizer.learning_rate == pytest.approx(10 * base.policy_optimizer.learning_rate)
+    layers = adapted_layers(partial(init_decoder, QWEN3_8B), config.lora)
+    adapters = nn.unbox(jax.eval_shape(partial(init_adapters, layers), jax.random.key(0)))
+    head = nn.unbox(shapes_of(init_eagle3, HEAD))
+    frozen, trained = 2 * count(nn.unbox(shapes_of(init_decoder, QWEN3_8B))), 4 * (count(adapters) + count(head))
+    caches = cache_size(config, QWEN3_8B, HEAD)
+    assert [round(size / GIB, 1) for size in (frozen, trained, 2 * trained)] == [15.3, 1.8, 3.6]
+    assert round(caches, 1) == 34.7
+    # A copy of adapters and head in 16 bits, and 10 GiB for the logits and activations of a rollout.
+    assert frozen + 3.5 * trained + (caches + 10) * GIB < 0.95 * HARDWARE["h100"].memory
 
 
 @pytest.mark.parametrize(
