@@ -35,6 +35,8 @@ NETWORK = 50e9
 # Operations per parameter and token: forward 2, backward 4. Published shares of the peak count only these: what is
 # computed again lowers the share.
 TRAINING_FLOPS = 6
+# Beside adapters the backward pass takes 2: frozen weights have no gradient.
+ADAPTER_FLOPS = 4
 # A block draft has five layers, and features of five layers are its input (arXiv 2602.06036).
 BLOCK_LAYERS = 5
 
@@ -154,13 +156,16 @@ def stages(point: Point, tokens: float, gpus: int) -> StageSeconds:
         return StageSeconds(point.other_s, logprob, train, point.draft_training * train)
     sheet, device = network(point), find_hardware(point.hardware)
     operations = tokens * active_parameters(sheet) / (gpus * device.bf16 * point.training_share)
-    train = TRAINING_FLOPS * operations if point.train_s is None else point.train_s * scale
-    logprob = 0.0 if point.engine == "specjax" else point.logprob_share * train
+    flops = ADAPTER_FLOPS if point.lora_rank else TRAINING_FLOPS
+    train = flops * operations if point.train_s is None else point.train_s * scale
+    # The share is that of full training.
+    logprob = 0.0 if point.engine == "specjax" else point.logprob_share * train * TRAINING_FLOPS / flops
     if point.logprob_s is not None:
         logprob = point.logprob_s * scale
     moved = 0.0
     if point.engine != "specjax" or point.lag:
-        moved = sheet.parameters * point.weight_bytes / max(point.tensor, point.expert) / NETWORK
+        sent = adapter_parameters(point) if point.lora_rank else sheet.parameters
+        moved = sent * point.weight_bytes / max(point.tensor, point.expert) / NETWORK
     return StageSeconds(point.other_s, logprob, train, point.draft_training * train, moved)
 
 
@@ -169,6 +174,15 @@ def active_parameters(sheet: NetworkSheet) -> float:
     mixture = sheet.mixture
     experts = 0 if mixture is None else mixture.layers * mixture.active * sheet.expert
     return sheet.dense + experts + sheet.head
+
+
+def adapter_parameters(point: Point) -> int:
+    """Return the parameters of the adapters of the point's model; experts have none."""
+    config = decoder(point)
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    mlps = config.num_layers - len(config.expert_layers)
+    widths = config.num_layers * (4 * config.hidden_size + 2 * queries + 2 * keys)
+    return point.lora_rank * (widths + 3 * mlps * (config.hidden_size + config.intermediate_size))
 
 
 class MemoryNeeds(NamedTuple):
@@ -194,7 +208,8 @@ def memory(point: Point, mean_positions: float) -> MemoryNeeds:
     """Return the memory of a device.
 
     specjax keeps caches of the longest row, and without lag the training state beside them, spread over all GPUs. Other
-    engines page caches by the mean length, and move the training state out.
+    engines page caches by the mean length, and move the training state out. With lora_rank it is that of adapters and
+    draft: generation and training read the same frozen weights.
     """
     sheet, draft, each = network(point), draft_sheet(point).network, point.weight_bytes
     span = max(point.tensor, point.expert)
@@ -203,6 +218,7 @@ def memory(point: Point, mean_positions: float) -> MemoryNeeds:
     longest = point.prompt_tokens + point.limit_tokens
     positions = longest if point.engine == "specjax" else mean_positions
     cache = sheet.cache_bytes(point.cache_bytes) / min(point.tensor, sheet.kv_heads) + draft.cache_bytes(2)
-    training = TRAINING_BYTES * (sheet.parameters + sheet.head + draft.parameters) / point.gpus
+    trained = adapter_parameters(point) if point.lora_rank else sheet.parameters + sheet.head
+    training = TRAINING_BYTES * (trained + draft.parameters) / point.gpus
     beside = training if point.engine == "specjax" and not point.lag else 0.0
     return MemoryNeeds(weights, beside, positions * cache, find_hardware(point.hardware).memory)

@@ -50,6 +50,7 @@ class Point(Options):
         row_correlation:  Correlation of a row's acceptance with its length.
         lag:              Steps by which weights of the generator may be older; 0: synchronous.
         generation_gpus:  With lag, GPUs that generate; the others train. 0: the best split. Ignored without lag.
+        lora_rank:        Rank of adapters, trained in place of the policy's weights; 0: none.
         train_s:          Seconds of forward, backward and update. None: from the sheet.
         logprob_s:        Seconds of the log-prob stage. None: logprob_share of training; 0 for specjax, which has none.
         logprob_share:    That share.
@@ -58,7 +59,7 @@ class Point(Options):
         bandwidth_share:  Share of the memory bandwidth that is reached.
         compute_share:    Share of the peak that is reached in generation.
         verify_factor:    How much longer a verification of drafts takes than the sheets say.
-        training_share:   Share of the peak reached in training, by 6 operations per parameter and token.
+        training_share:   Share of the peak reached in training, by 6 operations per parameter and token (lora_rank: 4).
         layer_us:         Latency of a layer. None: the engine's.
         draft_pass_us:    Time of a draft pass beside its roofline. None: the engine's.
         host_us:          Host time of a round. None: the engine's.
@@ -90,6 +91,7 @@ class Point(Options):
     row_correlation: Annotated[float, at_least(-1), at_most(1)] = 0.0
     lag: Annotated[int, at_least(0), at_most(16)] = 0
     generation_gpus: NonNegative = 0
+    lora_rank: Annotated[int, at_least(0), at_most(2**16)] = 0
     train_s: Seconds | None = None
     logprob_s: Seconds | None = None
     logprob_share: Annotated[float, at_least(0), at_most(10)] = 0.4

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import pytest
 
 from benchmarks.simulate import main
 from benchmarks.simulation.answer import SHRINKING, break_even, resolve_pair, run, worth_of_training
-from benchmarks.simulation.machine import memory, round_costs, sheet_model, stages
+from benchmarks.simulation.machine import NETWORK, adapter_parameters, memory, round_costs, sheet_model, stages
 from benchmarks.simulation.point import Point
 from benchmarks.simulation.uncertainty import Range, input_ranges, interval, sample_answers
 from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
+from models.decoder import init_decoder
+from models.lora import LoraConfig, adapted_layers
+from models.published import DECODERS
 from specjax.cost import find_engine
 from tests.benchmarks.points import NONE, SMALL, read_options, run_drafted, run_plain, speedups
 from tests.refusals import refuses
@@ -152,6 +156,21 @@ def test_stages():
     assert input_ranges(Point(engine="vllm-0.17"), NONE, {})["logprob_share"][:2] == (0.25, 0.6)
     given = stages(Point(train_s=10.0, logprob_s=4.0), 1e6, 4)
     assert (given.train, given.logprob) == (20, 8)
+
+
+@pytest.mark.parametrize("model", ["qwen3-0.6b", "qwen3-30b-a3b"])
+def test_adapters_take_a_third_less_training_and_their_own_state(model: str):
+    full = Point(model=model, engine="vllm-0.17", gpus=8, lag=1, training_share=0.5)
+    adapted = replace(full, lora_rank=8)
+    layers = adapted_layers(partial(init_decoder, DECODERS[model]), LoraConfig(rank=8))
+    parameters = sum(layer.rank * (math.prod(layer.into) + math.prod(layer.features)) for layer in layers)
+    assert adapter_parameters(adapted) == parameters
+    before, after = (stages(point, 1e6, 4) for point in (full, adapted))
+    assert after.train == pytest.approx(before.train * 4 / 6) and after.logprob == pytest.approx(before.logprob)
+    assert after.movement == pytest.approx(parameters * 2 / NETWORK)
+    frozen, trained = (memory(replace(point, engine="specjax", lag=0), 0) for point in (adapted, full))
+    assert frozen.weights == trained.weights and frozen.training < trained.training / 3
+    assert resolve_pair(Point(gpus=1, sequences=64, lora_rank=32), NONE)[1].lora_rank == 32
 
 
 def test_lag_hides_generation():
