@@ -37,7 +37,7 @@ EXPERTS = {"model.architecture.experts": ExpertsConfig(num_experts=4, active=2, 
         changes("--draft.lookup.kind history --draft-training.replay 2"),
         changes("--draft.kind mtp --draft.mtp-convention mimo --model.feature-layers"),
         changes("--draft.kind none --rollout.draft-length 0 --model.param-dtype bfloat16"),
-        changes("--loss.kl-coefficient 0.1 --lora.rank 3 --lora.base-dtype int8"),
+        changes("--loss.kl-coefficient 0.1 --warmup.steps 0 --lora.rank 3 --lora.base-dtype int8"),
         # Muon has a matrix of moments for each expert.
         changes("--policy-optimizer.kind muon --mesh.data 1 --mesh.expert 2") | EXPERTS,
     ],
