@@ -1,4 +1,4 @@
-"""Matrices in 8 bits: weights alone, one scale for each output channel. Products multiply in the compute dtype.
+"""Matrices in 8 bits: only weights, one scale for each output channel. Products multiply in the compute dtype.
 
 All kernels of a network are quantized, its vocabulary head included; embeddings, and with them a head that is tied to
 them, norms, routers and experts are not. There are two uses:

@@ -50,7 +50,7 @@ LOGIT_CHUNK = 256
 NOTES = (
     "acceptance length: tokens of a verification, forced by the rate, over rows that have not ended",
     "generation s: prefill, all rounds and the copy of adapters and draft; train s: forward, backward and update",
-    "speed-up: seconds of the step without drafts over those of the step",
+    "speed-up: seconds of the step without drafts, divided by the step's",
     "rows are padded to the longest and keep their slots: a run's ladder and phases shorten training and rounds",
 )
 

@@ -51,7 +51,7 @@ def check_base(source: str, experiment: Experiment, extra: Mapping[str, Any]) ->
     expected, found = extra.get("base"), experiment.networks.base_hash
     if expected != found:
         raise ConfigError(
-            f"{source}: its adapters were trained beside weights with the hash {expected}; those of model.path = "
+            f"{source}: its adapters were trained beside weights with the hash {expected}; the weights of model.path = "
             f"{experiment.config.model.path} in model.dtype = {experiment.config.model.dtype} have {found}"
         )
 

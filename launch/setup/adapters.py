@@ -43,7 +43,7 @@ def build_adapters(
 
 
 def layers_of(lora: LoraConfig, decoder: DecoderConfig) -> list[Adapted]:
-    """Return the layers with adapters: those that the options name, or those of the files at `lora.path`."""
+    """Return the layers with adapters, by the options or by the files at `lora.path`."""
     if lora.path is None:
         return adapted_layers(partial(init_decoder, decoder), lora)
     return read_peft(_directory(lora.path), decoder)

@@ -30,8 +30,8 @@ class Networks:
         decoder: config of the policy's decoder; None if model.family names a user function.
         policy:  the policy's functions.
         drafter: the drafter of `draft`, combined with a lookup if the run has one.
-        params:  parameters of policy and draft, and the drafter's memory. With `lora`, those of the policy are its
-                 adapters, and its frozen weights are the base.
+        params:  parameters of policy and draft, and the drafter's memory. With `lora`, `policy` has the adapters and
+                 `base` the frozen weights.
         draft:   the draft, as its builder returned it.
         base_hash: hash of the frozen weights; None without.
     """

@@ -35,7 +35,7 @@ def read_peft(directory: Path, decoder: DecoderConfig) -> list[Adapted]:
 
 
 def load_adapters(directory: Path, layers: Sequence[Adapted], decoder: DecoderConfig, mesh: Mesh) -> PyTree:
-    """Return the adapters of a PEFT directory in float32, sharded over the mesh like those of `init_adapters`.
+    """Return the adapters of a PEFT directory in float32, sharded over the mesh as `init_adapters` shards them.
 
     layers: from `read_peft`.
 

@@ -28,7 +28,7 @@ def matmul_quantized(
 ) -> Array:
     """Multiply by a kernel values * scale, whose values have 8 bits, over its first `contract` axes.
 
-    Differentiable in x alone: the kernel is a constant. The backward pass converts the values again, and keeps none.
+    Differentiable only in x: the kernel is a constant. The backward pass converts the values again, and keeps none.
 
     The scale multiplies the product, so that the values can be converted where they are read. Tied to x, they are:
     otherwise XLA for CPUs (jax 0.10.2) converts them before a loop of rounds, which then reads the copy.

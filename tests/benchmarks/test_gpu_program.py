@@ -220,7 +220,7 @@ def test_on_gpus_training_holds_no_scores_of_whole_rows(h100s: list[Any], fsdp: 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_on_a_gpu_both_programs_of_a_step_with_adapters_fit(h100: Mesh):
-    """The shapes are those of the part `lora`. A rollout copies no frozen weights."""
+    """It has the shapes of the part `lora`. A rollout copies no frozen weights."""
     preset, shapes = PRESETS["qwen3-8b"], ((4, 512), (4,), (4,))
     networks = lora_networks(preset, 32, h100, None)
     prompts = Prompts(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes))

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from configs.schema.rewards import RewardConfig
 from launch.cli.errors import ConfigError
 from launch.data.problems import Problem, read_problems
 from launch.data.tokenizers import ByteTokenizer
-from launch.rewards.reward_fn import _as_object, function_reward, host_scorer, make_reward, unscorable_answers
+from launch.rewards.reward_fn import _as_object, host_scorer, make_reward, unscorable_answers
 from launch.rewards.scorers import load_scorer
 from launch.rewards.workers import PRINTED_LINES, RewardPool
 from tests.launch.processes import gone
@@ -321,56 +320,6 @@ def test_row_52_a_scorer_may_take_the_whole_problem(
     # It also gets the problem when answers are checked.
     with RewardPool(RewardConfig("exact", also=(f"{module}:whole",), workers=1)) as pool:
         assert unscorable_answers(pool, problems) == []
-
-
-def test_a_function_of_this_process_loses_samples_and_logs_each_kind_once(caplog: pytest.LogCaptureFixture) -> None:
-    def reward(completion: str, problem: dict[str, Any]) -> float:
-        if completion.isdigit():
-            return float(completion) / float(problem["answer"])
-        raise KeyError(completion) if completion == "k" else ValueError(f"{completion}\n" + "x" * 1000)
-
-    tokens = np.array([[ord(character)] for character in "4abk8"], np.int32)
-    score = function_reward(reward, [Problem(prompt="", answer="4")], ByteTokenizer()).score
-    values, correct = score(tokens, np.ones(5, np.int32), np.array([0, 0, 0, 0, -1]))
-    np.testing.assert_array_equal(values, [1, *[np.nan] * 4])
-    assert correct.tolist() == [1, 0, 0, 0, 0]
-    said = [record.getMessage().partition(" has no reward: ")[2] for record in caplog.records]
-    counted = "(shown once; the metric reward/failed counts them)"
-    assert said == [f"ValueError: a {counted}", f"KeyError: 'k' {counted}"]
-
-
-@pytest.mark.parametrize(
-    ("returned", "value", "said"),
-    [
-        (np.float32(0.5), 0.5, None),
-        (np.array(0.5), 0.5, None),
-        (np.bool_(True), 1.0, None),
-        (True, 1.0, None),
-        (None, None, "returned None"),
-        ("0.5", None, "returned str: '0.5'; must return a number, True or False, or None for no reward"),
-        ([1.0], None, "returned list: [1.0]; must return a number"),
-        (np.array([1.0]), None, "returned ndarray: array([1.]); must"),
-        ({"reward": 1}, None, "returned dict: {'reward': 1}; must"),
-    ],
-)
-def test_what_a_function_may_return(
-    returned: Any, value: float | None, said: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Another type is refused before the run begins, unless the function does not get so far on made-up text."""
-    problems = [Problem(prompt="", answer="made up")]
-
-    def reward(completion: str, answer: str) -> Any:
-        return 1 // 0 if completion == answer else returned
-
-    score = function_reward(reward, problems, ByteTokenizer()).score
-    (found,), _ = score(np.array([[ord("a")]], np.int32), np.ones(1, np.int32), np.zeros(1, np.int32))
-    np.testing.assert_array_equal(found, np.float32(np.nan if value is None else value))
-    assert not caplog.records if said is None else said in caplog.text
-    if said is None or returned is None:
-        function_reward(lambda completion, answer: returned, problems, ByteTokenizer())
-        return
-    with refuses(f"reward = <lambda>: {said}", ConfigError):
-        function_reward(lambda completion, answer: returned, problems, ByteTokenizer())
 
 
 @pytest.mark.parametrize(

@@ -224,7 +224,7 @@ MTP = {"--draft.kind": "mtp", "--model.feature-layers": "0"}
 def test_other_drafts_are_saved_and_started_from(
     distilled: Distilled, files: Path, shrunk: Options, tmp_path: Path, kind: str, name: str, read_by: str
 ):
-    """A small model is saved alone, an MTP head with its policy. Fresh adapters change nothing."""
+    """A small model is saved by itself, an MTP head with its policy. Fresh adapters change nothing."""
     fresh, lora = MTP | {"--draft.mtp-convention": "mimo"}, {"--lora.rank": "2"} if kind == "model" else {}
     if kind == "model":
         small = replace(ONE_LAYER, vocab_size=9, hidden_size=12)

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 from configs.schema.rewards import LengthConfig, RewardConfig
+from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer
-from launch.rewards.reward_fn import final_answer_of, host_scorer, length_penalty
+from launch.rewards.reward_fn import final_answer_of, function_reward, host_scorer, length_penalty
 from launch.rewards.scorers import load_scorer
 from launch.rewards.workers import RewardPool
 from specjax.rewards import HostScore
+from tests.refusals import refuses
 
 HERE = Path(__file__).parent
 TIME_LIMIT_S = 2.0
@@ -135,3 +137,53 @@ def test_several_scorers_are_summed():
     np.testing.assert_array_equal(said, np.asarray(expected, np.float32))
     np.testing.assert_array_equal(value, np.asarray([3.5, 4.5, 49998.5, np.nan, np.nan, np.nan], np.float32))
     np.testing.assert_array_equal(correct, [0, 1, 1, 1, 0, 0])
+
+
+def test_a_function_of_this_process_loses_samples_and_logs_each_kind_once(caplog: pytest.LogCaptureFixture) -> None:
+    def reward(completion: str, problem: dict[str, Any]) -> float:
+        if completion.isdigit():
+            return float(completion) / float(problem["answer"])
+        raise KeyError(completion) if completion == "k" else ValueError(f"{completion}\n" + "x" * 1000)
+
+    tokens = np.array([[ord(character)] for character in "4abk8"], np.int32)
+    score = function_reward(reward, [Problem(prompt="", answer="4")], ByteTokenizer()).score
+    values, correct = score(tokens, np.ones(5, np.int32), np.array([0, 0, 0, 0, -1]))
+    np.testing.assert_array_equal(values, [1, *[np.nan] * 4])
+    assert correct.tolist() == [1, 0, 0, 0, 0]
+    said = [record.getMessage().partition(" has no reward: ")[2] for record in caplog.records]
+    counted = "(shown once; the metric reward/failed counts them)"
+    assert said == [f"ValueError: a {counted}", f"KeyError: 'k' {counted}"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "value", "said"),
+    [
+        (np.float32(0.5), 0.5, None),
+        (np.array(0.5), 0.5, None),
+        (np.bool_(True), 1.0, None),
+        (True, 1.0, None),
+        (None, None, "returned None"),
+        ("0.5", None, "returned str: '0.5'; must return a number, True or False, or None for no reward"),
+        ([1.0], None, "returned list: [1.0]; must return a number"),
+        (np.array([1.0]), None, "returned ndarray: array([1.]); must"),
+        ({"reward": 1}, None, "returned dict: {'reward': 1}; must"),
+    ],
+)
+def test_what_a_function_may_return(
+    returned: Any, value: float | None, said: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another type is refused before the run begins, unless the function does not get so far on made-up text."""
+    problems = [Problem(prompt="", answer="made up")]
+
+    def reward(completion: str, answer: str) -> Any:
+        return 1 // 0 if completion == answer else returned
+
+    score = function_reward(reward, problems, ByteTokenizer()).score
+    (found,), _ = score(np.array([[ord("a")]], np.int32), np.ones(1, np.int32), np.zeros(1, np.int32))
+    np.testing.assert_array_equal(found, np.float32(np.nan if value is None else value))
+    assert not caplog.records if said is None else said in caplog.text
+    if said is None or returned is None:
+        function_reward(lambda completion, answer: returned, problems, ByteTokenizer())
+        return
+    with refuses(f"reward = <lambda>: {said}", ConfigError):
+        function_reward(lambda completion, answer: returned, problems, ByteTokenizer())

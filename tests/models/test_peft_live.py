@@ -1,4 +1,4 @@
-"""Our adapters agree with those of peft, in both directions. Runs only if torch and peft are installed."""
+"""Our adapters agree with peft's, in both directions. Runs only if torch and peft are installed."""
 
 from pathlib import Path
 from typing import Any

@@ -131,7 +131,7 @@ def test_completions_follow_the_base_with_adapters(draft: str, base: EightBit | 
     counts = count_completions(rollout)
     result = fit(counts, exact(base), total_variation=0.06)
     assert result.draws == DRAWS and result.passes and result.power > 0.99, result
-    # Not that of the base alone, nor that of the weights before they were rounded, which is nearer in fp8.
+    # Neither the base's, nor the law of the weights before they were rounded, which is nearer in fp8.
     assert not fit(counts, exact(base, adapters=False), total_variation=0.06).passes
     if base == "int8":
         assert not fit(counts, exact(None), total_variation=0.06).passes

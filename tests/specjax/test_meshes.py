@@ -168,7 +168,7 @@ def test_data_shards_decode_without_a_collective(stepped) -> None:
     "shape, lora", [((2, 2, 2), False), pytest.param((1, 4, 2), False, marks=pytest.mark.slow), ((1, 2, 2), True)]
 )
 def test_tensor_shards_decode_with_collectives_among_themselves_alone(shape, lora, stepped) -> None:
-    """The sums of adapters join those of their layers."""
+    """Adapters add their sums to their layers'."""
     _, loop, _ = decode_loop(stepped(shape, lora))
     used = collectives(loop)
     assert used
