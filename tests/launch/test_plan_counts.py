@@ -1,4 +1,4 @@
-"""What launch.plan counts in a program: operations in a traced one, collectives in a compiled one."""
+"""Operations that launch.plan counts in a traced program, and collectives in a compiled one."""
 
 import jax
 import jax.numpy as jnp
