@@ -24,7 +24,7 @@ from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.train.metrics import Metrics
 from specjax.train.stages import Stages
 from specjax.train.state import init_train_state
-from specjax.train.timed_step import StagedStep
+from specjax.train.timed_step import StagedStep, with_base
 from specjax.types import Params, Prompts, Rollout, TrainState
 
 PLAIN, AUTOMATIC = "autoregressive", "automatic"
@@ -81,10 +81,11 @@ class Variant:
     def time_step(self, number: int) -> StepTime:
         """Time step `number` from the initial state, with its prompts and noise. Numbers must ascend.
 
-        The step updates a copy of the state, which is made before the clock starts.
+        The step updates a copy of the state, which is made before the clock starts. A frozen base is not copied.
         """
         number += self._first
-        state = replace(jax.tree.map(jnp.copy, self.start), step=self._put(np.int32(number)))
+        state = jax.tree.map(jnp.copy, with_base(self.start, ()))
+        state = replace(with_base(state, self.start.params.base), step=self._put(np.int32(number)))
         self._batches.skip_to(number)
         jax.block_until_ready(state)
         start = time.perf_counter()

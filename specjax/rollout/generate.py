@@ -50,35 +50,35 @@ def cast_params(policy: Policy, drafter: Drafter, params: Params) -> Params:
 def make_prepare(policy: Policy, drafter: Drafter, params: Params) -> Callable[[Params], Params]:
     """Return `prepare` with the gather as a separate program, for parameters sharded as `params`.
 
-    Call it with their mesh set. Rollouts with the parameters that it returns need no further gather. A frozen base that
-    they read as it is is not copied.
+    Call it with their mesh set. Rollouts with the parameters that it returns need no further gather. A frozen base in
+    the dtype and layout of rollouts is not copied.
     """
     layout = cast_shardings(policy, drafter, params)
-    as_it_is = _reads_base(policy, params.base, layout.base)
+    shares_base = _may_share_base(policy, params.base, layout.base)
     program = jax.jit(
-        partial(cast_params, policy, drafter), out_shardings=replace(layout, base=()) if as_it_is else layout
+        partial(cast_params, policy, drafter), out_shardings=replace(layout, base=()) if shares_base else layout
     )
 
     def run(params: Params) -> Params:
-        if not as_it_is:
+        if not shares_base:
             return joined(program(params))
         return joined(replace(program(replace(params, base=())), base=params.base))
 
     return run
 
 
-def _reads_base(policy: Policy, base: PyTree, layout: PyTree) -> bool:
-    """Return whether rollouts read the frozen base as it is: in the dtype, or 8 bits, and the layout that it has."""
+def _may_share_base(policy: Policy, base: PyTree, layout: PyTree) -> bool:
+    """Return whether the frozen base needs no copy for rollouts: it has their dtype, or 8 bits, and their layout."""
     if not base or policy.merged or policy.eight_bit is not None:
         return False
 
-    def ready(x: Array | QuantizedKernel, gathered: Any) -> bool:
+    def fits(x: Array | QuantizedKernel, gathered: Any) -> bool:
         if isinstance(x, QuantizedKernel):
             return x.values.sharding.is_equivalent_to(gathered.values, x.ndim)
         # Scalars, the scales of adapters, are never cast.
         return x.ndim == 0 or (x.dtype == policy.dtype and x.sharding.is_equivalent_to(gathered, x.ndim))
 
-    return jax.tree.all(jax.tree.map(ready, base, layout, is_leaf=lambda x: isinstance(x, QuantizedKernel)))
+    return jax.tree.all(jax.tree.map(fits, base, layout, is_leaf=lambda x: isinstance(x, QuantizedKernel)))
 
 
 def cast_shardings(policy: Policy, drafter: Drafter, params: Params) -> Params:

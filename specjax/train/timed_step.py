@@ -63,7 +63,8 @@ class StagedStep:
     `prepare` gathers and casts the parameters. `generation` is the rollout alone. `reward` scores the completions and
     selects those to train on. `logprob` runs the forwards of policies that are not trained. `train` computes
     advantages, forward, backward and updates. Compilation and the first runs of `prepare` and `generation` are
-    excluded; the first run of another program, which is slower than later ones, is included. The state is donated.
+    excluded; the first run of another program, which is slower than later ones, is included. The state is donated, all
+    but the frozen base of adapters.
     """
 
     def __init__(self, stages: Stages) -> None:
@@ -94,27 +95,40 @@ class StagedStep:
             (sequences, metrics), selecting_s = self._timed("select", stages.select, rollout, prompts, scores)
             seconds["reward"] = scoring_s + selecting_s
             log_probs, seconds["logprob"] = self._timed("logprob", stages.logprob, state, sequences)
-            train = state, sequences, log_probs, prompts, rollout
+            base = state.params.base
+            train = with_base(state, ()), base, sequences, log_probs, prompts, rollout
             options: dict[str, Any] = dict(out_shardings=(self._layout, None, None), donate_argnums=0)
             (state, batch, losses), seconds["train"] = self._timed("train", self._train, *train, **options)
+            state = with_base(state, base)
         kept = replace(batch, routes=None)
         return (state, replace(rollout, reward=scores, batch=kept), metrics | losses), seconds
 
     def prepare(self, state: TrainState) -> tuple[Params, float]:
         """Return the parameters prepared for the rollout, and the seconds it took. Call with the mesh set."""
         if self._prepare is None:
-            self._layout = jax.tree.map(lambda x: x.sharding, state)
+            self._layout = jax.tree.map(lambda x: x.sharding, with_base(state, ()))
             self._prepare = make_prepare(self.stages.policy, self.stages.drafter, state.params)
             jax.block_until_ready(self._prepare(state.params))
             self._timed.start()
         return self._timed.on_host(self._prepare, state.params)
 
     def _train(
-        self, state: TrainState, sequences: ScoredSequences, log_probs: LogProbs, prompts: Prompts, rollout: Rollout
+        self,
+        state: TrainState,
+        base: PyTree,
+        sequences: ScoredSequences,
+        log_probs: LogProbs,
+        prompts: Prompts,
+        rollout: Rollout,
     ) -> tuple[TrainState, TrainBatch, Metrics]:
         batch = self.stages.advantage(sequences, log_probs)
-        state, losses = self.stages.update(state, batch)
-        return self.stages.remember(state, prompts, rollout, losses), batch, losses
+        state, losses = self.stages.update(with_base(state, base), batch)
+        return self.stages.remember(with_base(state, ()), prompts, rollout, losses), batch, losses
+
+
+def with_base(state: TrainState, base: PyTree) -> TrainState:
+    """Return the state with `base` as the frozen base of its adapters."""
+    return replace(state, params=replace(state.params, base=base))
 
 
 class ProbeStep:
