@@ -62,6 +62,17 @@ def test_a_run_starts_from_the_adapters_of_another(
     assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, params.policy)
 
 
+def test_the_reference_is_the_policy_of_the_base_directory(saved: tuple[Path, Experiment, Params], shrunk: Options):
+    """Without adapters, the forward that gives the reference log-probs has the directory's logits to the bit."""
+    _, experiment, params = saved
+    directory = Path(shrunk["--model.path"])
+    base = load_policy(directory, read_hf_config(directory, ()), make_mesh(MeshConfig()))
+    forward, tokens = jax.jit(experiment.networks.policy.apply), jnp.arange(12, dtype=jnp.int32).reshape(2, 6) % 8
+    found, expected = (forward(weights, tokens, jnp.zeros(2, jnp.int32)).logits for weights in (params.base, base))
+    np.testing.assert_array_equal(found, expected)
+    assert np.asarray(expected).std() > 0
+
+
 @pytest.mark.parametrize("dtype", ["kept", "bfloat16"])
 def test_the_policy_is_merged_and_rounded_once(
     saved: tuple[Path, Experiment, Params],

@@ -68,16 +68,20 @@ def test_the_base_stays_and_is_not_saved(trained: Trained):
     assert extra["base"] == experiment.networks.base_hash
 
 
-def test_a_killed_run_goes_on_to_the_bit(trained: Trained, tmp_path: Path):
-    directory, *_ = trained
-    copied = tmp_path / "run"
+def assert_goes_on_to_the_bit(config: RunConfig, copied: Path) -> None:
+    """Take the last step of a finished run again, in a copy that lacks its last checkpoint."""
+    directory = Path(config.out)
     shutil.copytree(directory, copied)
-    shutil.rmtree(copied / "checkpoints" / "50")
-    config = replace(CONFIG, out=str(copied), resume=True)
+    shutil.rmtree(copied / "checkpoints" / str(config.steps))
     stored = copied / "config.json"
     stored.write_text(stored.read_text().replace(str(directory), str(copied)))
-    run(config)
-    assert_same_run(copied, directory, 50)
+    run(replace(config, out=str(copied), resume=True))
+    assert_same_run(copied, directory, config.steps)
+
+
+def test_a_killed_run_goes_on_to_the_bit(trained: Trained, tmp_path: Path):
+    directory, *_ = trained
+    assert_goes_on_to_the_bit(replace(CONFIG, out=str(directory)), tmp_path / "copy")
 
 
 def test_adapters_refuse_another_base(trained: Trained):
@@ -134,13 +138,13 @@ def test_only_the_base_is_in_the_compute_dtype():
 
 
 def test_a_base_in_8_bits_is_one_policy_in_rollout_and_training(tmp_path: Path):
-    config = override(
-        CONFIG, {"lora.base_dtype": "int8", "steps": 2, "checkpoint.every": 1, "out": str(tmp_path / "run")}
-    )
+    options = {"lora.base_dtype": "int8", "rollout.draft_length": 0, "rollout.draft_lengths": (0, 1)}
+    config = override(CONFIG, {**options, "steps": 2, "checkpoint.every": 1, "out": str(tmp_path / "run")})
     state, experiment = run(config)
     assert state.params.base["layer_0"]["mlp"]["gate"]["kernel"].values.dtype == "int8"
     assert fingerprint(state.params.base) == experiment.networks.base_hash
     assert all(line["rollout/logprob_gap_mean"] < 1e-5 for line in metrics(tmp_path / "run"))
+    assert_goes_on_to_the_bit(config, tmp_path / "copy")
 
 
 def test_a_run_in_python_saves_after_its_base_was_donated(trained: Trained, tmp_path: Path):

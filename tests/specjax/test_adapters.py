@@ -124,6 +124,22 @@ def test_a_base_that_rollouts_read_as_it_is_is_not_copied(base_dtype: EightBit |
         assert set(kernel) == {"kernel", "lora_a", "lora_b", "lora_scale"}
 
 
+def test_merged_rollouts_are_of_the_merged_policy_and_their_gap_is_measured():
+    mesh = mesh_of()
+    policy, drafter = networks()
+    config = replace(CONFIG, rollout=replace(CONFIG.rollout, verifier="coupled"))
+    merging, params = replace(policy, merged=True), adapted_params(mesh, b_scale=0.3)
+    with jax.set_mesh(mesh):
+        prepared = make_prepare(merging, drafter, params)(params)
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-6), prepared.policy, merged(params).policy)
+    expected = make_generate(policy, drafter, config.rollout, mesh)(prepared, make_prompts(), seed_step(config.seed, 0))
+    state = init_train_state(params, config, mesh)
+    _, rollout, metrics = make_train_step(merging, drafter, count_fives, config, mesh)(state, make_prompts())
+    for name in ("tokens", "lengths", "accepted", "drafted"):
+        np.testing.assert_array_equal(getattr(rollout, name), getattr(expected, name), err_msg=name)
+    assert 0 < float(metrics["rollout/logprob_gap_mean"]) < 1e-5
+
+
 def test_rollouts_with_adapters_are_those_of_plain_decoding_and_have_its_caches():
     policy, drafter = networks()
     proof = policy, drafter, adapted_params(mesh_of(), b_scale=0.3), make_prompts()
