@@ -25,7 +25,7 @@ def encode(value: Any) -> bytes:
     return b"".join([len(header).to_bytes(8), header, *(x.reshape(-1).view(np.uint8).data for x in arrays)])
 
 
-def decode(message: bytes) -> Any:
+def decode(message: bytes | bytearray) -> Any:
     """Return the value of `encode`. Raises ConnectionError if the message is none of its.
 
     An exception is of the first class among its own and its bases that is built in, or of launch or specjax; a base has

@@ -9,6 +9,7 @@ with the same arguments, unless their docstring says otherwise. With one process
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from threading import Thread
 from typing import Any, TypeVar, cast
 
 import jax
@@ -19,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from specjax.parallel.messages import decode, encode
+from specjax.parallel.streams import offer, receive
 from specjax.types import PyTree
 
 T = TypeVar("T")
@@ -35,13 +37,13 @@ class _Group:
     members:    their numbers in the job; None: all.
     keys:       start of the keys of their values.
     agreements: keys so far.
-    passed:     key of the last value that this process has passed on.
+    passing:    sends the last value that this process has passed on; ends when all others have it.
     """
 
     members: list[int] | None
     keys: str
     agreements: int = 0
-    passed: str | None = None
+    passing: Thread | None = None
 
 
 _group = _Group(None, "specjax")
@@ -252,21 +254,17 @@ def _source(x: Any) -> int | None:
 
 
 def _pass(source: int, value: T) -> T:
-    """Return the value of process `source` in every process.
+    """Return the value of process `source`, which may be large, in every process.
 
-    Large ones are not kept for long: each is deleted before the one after it, once all others have read it.
+    The source keeps no more than one: before the next it waits until all others have read it.
     """
     key = _next_key()
     if index() != source:
-        value = decode(_store().blocking_key_value_get_bytes(key, _DAY_MS))
-        _store().key_value_set(f"{key}/read/{index()}", "")
-        return value
-    if _group.passed is not None:
-        for other in set(range(count())) - {source}:
-            _store().blocking_key_value_get(f"{_group.passed}/read/{other}", _DAY_MS)
-        _store().key_value_delete(_group.passed)
-    _store().key_value_set_bytes(key, encode(value))
-    _group.passed = key
+        return decode(receive(_store().blocking_key_value_get(key, _DAY_MS)))
+    if _group.passing is not None:
+        _group.passing.join()
+    address, _group.passing = offer(encode(value), count() - 1, distributed.global_state.coordinator_address or "")
+    _store().key_value_set(key, address)
     return value
 
 
