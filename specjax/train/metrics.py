@@ -97,6 +97,7 @@ def update_metrics(
         "entropy": policy.entropy / policy.tokens,
         "grad_norm/policy": report.norms.policy,
         "update/skipped": report.skipped.policy,
+        "update/empty": report.empty,
         "groups/sequences_with_advantage": jnp.sum(jnp.any(batch.trained & (batch.advantage != 0), axis=1)),
     }
     if batch.mu is not None:
@@ -122,6 +123,7 @@ def update_metrics(
         none = jnp.where(policy.tokens > 0, 0.0, jnp.nan)
         metrics["router/balance_loss"] = policy.router.balance / report.updates + none
         metrics["router/load_max"] = jnp.max(policy.router.load) / report.updates + none
+        metrics["router/unused"] = jnp.mean(policy.router.load == 0) + none
         if batch.routes is not None:
             metrics["router/rerouted"] = first.policy.router.rerouted / first.policy.router.compared
     if with_draft:

@@ -146,15 +146,15 @@ def usable(gradient: PyTree, loss: Array) -> Bool[Array, ""]:
 
 
 def update(
-    optimizer: optax.GradientTransformation, gradient: PyTree, state: PyTree, params: PyTree, finite: Bool[Array, ""]
+    optimizer: optax.GradientTransformation, gradient: PyTree, state: PyTree, params: PyTree, moves: Bool[Array, ""]
 ) -> tuple[PyTree, PyTree]:
-    """Return (params, optimiser state) after one update of one network; unchanged if not `finite` (`usable`)."""
+    """Return (params, optimiser state) after one update of one network; unchanged unless it `moves`."""
     # optax mixes weakly typed scalars into every transform, which strict promotion refuses.
     with jax.numpy_dtype_promotion("standard"), jax.named_scope("optimizer"):
         updates, next_state = optimizer.update(gradient, state, params)
         after = optax.apply_updates(params, updates), next_state
     # Selected per element, fused with the pass that writes them: a conditional would keep both in memory.
-    return jax.tree.map(partial(jnp.where, finite), after, (params, state))
+    return jax.tree.map(partial(jnp.where, moves), after, (params, state))
 
 
 def make_optimizers(policy: OptimizerConfig, draft: OptimizerConfig | None) -> Params:
@@ -167,18 +167,18 @@ def apply_gradients(
     gradients: Params,
     states: Params,
     params: Params,
-    finite: Params,
+    moves: Params,
     train_draft: bool | Bool[Array, ""] = True,
 ) -> tuple[Params, Params]:
     """Return (params, optimiser states) after one update of each network by its own chain.
 
-    Without `train_draft`, the draft and its moments do not change. Nor does a network whose gradient is not `finite`.
+    moves: False for a network that stays as it is, with its moments. Without `train_draft`, the draft does too.
     """
-    policy, policy_state = update(optimizers.policy, gradients.policy, states.policy, params.policy, finite.policy)
+    policy, policy_state = update(optimizers.policy, gradients.policy, states.policy, params.policy, moves.policy)
     draft, draft_state = maybe_cond(
         train_draft,
         partial(update, optimizers.draft),
-        lambda _, state, draft, finite: (draft, state),
-        *(gradients.draft, states.draft, params.draft, finite.draft),
+        lambda _, state, draft, moves: (draft, state),
+        *(gradients.draft, states.draft, params.draft, moves.draft),
     )
     return replace(params, policy=policy, draft=draft), Params(policy_state, draft_state)

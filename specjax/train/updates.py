@@ -55,6 +55,7 @@ class Report(NamedTuple):
     first_update: sums of the first update, whose policy is the one that generated.
     norms:        gradient norms before clipping, means over the updates.
     skipped:      number of updates of each network that were skipped, for a loss or a gradient that is not finite.
+    empty:        number of updates of the policy that changed nothing, because its gradient was 0.
     """
 
     updates: int
@@ -62,6 +63,7 @@ class Report(NamedTuple):
     first_update: Sums
     norms: Params
     skipped: Params
+    empty: Array
 
 
 def run_updates(
@@ -85,7 +87,9 @@ def run_updates(
         found, sums = gradients(params, *part)
         norms = Params(optax.tree.norm(found.policy), optax.tree.norm(found.draft))
         finite = Params(usable(found.policy, sums.policy.loss), usable(found.draft, sums.draft.loss))
-        params, states = apply_gradients(optimizers, found, states, params, finite, train_draft)
+        # Without a gradient, the moments alone would move a network.
+        moves = Params(finite.policy & (norms.policy > 0), finite.draft & (norms.draft > 0))
+        params, states = apply_gradients(optimizers, found, states, params, moves, train_draft)
         return (params, states), (sums, norms, finite)
 
     def epoch(carry: tuple[Params, Params], _: None) -> tuple:
@@ -103,5 +107,6 @@ def run_updates(
         norms=jax.tree.map(jnp.mean, norms),
         # A draft that is not trained has no update to skip, whatever its loss.
         skipped=Params(*(jnp.sum(x, dtype=jnp.int32) for x in (~finite.policy, ~finite.draft & train_draft))),
+        empty=jnp.sum(norms.policy == 0, dtype=jnp.int32),
     )
     return params, states, report

@@ -113,7 +113,7 @@ def some_sums(by: float) -> Sums:
 
 SUMS, FIRST = some_sums(2), some_sums(40)
 NORMS, SKIPPED = Params(jnp.float32(5.0), jnp.float32(13.0)), Params(jnp.int32(2), jnp.int32(1))
-REPORT = Report(4, SUMS, FIRST, norms=NORMS, skipped=SKIPPED)
+REPORT = Report(4, SUMS, FIRST, norms=NORMS, skipped=SKIPPED, empty=jnp.int32(3))
 COLUMNS, ROW = jnp.zeros((1, 3)), jnp.ones((1, 3), bool)
 SCORES = dict(reward=COLUMNS[:, 0], counted=ROW[:, 0])
 RECORDED = TrainBatch(jnp.zeros((1, 3), jnp.int32), ROW, **SCORES, mu=COLUMNS, advantage=COLUMNS, reference=COLUMNS)
@@ -138,6 +138,7 @@ def test_update_metrics_divide_by_the_tokens_each_loss_counts() -> None:
         "grad_norm/policy": 5.0,
         "grad_norm/draft": 13.0,
         "update/skipped": 2,
+        "update/empty": 3,
         "draft/skipped": 1,
         "draft/trained": 1,
         "groups/sequences_with_advantage": 0,

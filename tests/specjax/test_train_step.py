@@ -80,7 +80,8 @@ def test_both_networks_learn_and_all_metrics_are_returned(first) -> None:
     assert training.relative_gap(state.params.draft, start.draft) > 1e-4
     assert metrics.keys() == {
         *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "reward/overlong"),
-        *("groups/zero_variance", "groups/sequences_trained", "update/skipped", "draft/skipped", "rollout/empty"),
+        *("groups/zero_variance", "groups/sequences_trained", "update/skipped", "update/empty", "draft/skipped"),
+        "rollout/empty",
         *("loss/policy", "loss/draft", "loss/clip_fraction", "ratio/mean", "ratio/max", "entropy"),
         *("grad_norm/policy", "grad_norm/draft", "draft/predicted_acceptance", "draft/trained"),
         *("learning_rate/policy", "learning_rate/draft"),

@@ -19,8 +19,11 @@ REPLAY = Sequences(jnp.arange(2 * ROWS, dtype=jnp.int32).reshape(2, ROWS, 1), jn
 
 
 def gradients(params: Params, batch: TrainBatch, replay: Sequences | None) -> tuple[Params, Sums]:
-    """Return gradients: the policy's towards the minibatch's mean reward, the draft's from the number of tokens."""
-    policy = params.policy - jnp.mean(batch.reward)
+    """Return gradients: the policy's towards the minibatch's mean reward, the draft's from the number of tokens.
+
+    Without a reward, the policy's is 0.
+    """
+    policy = jnp.where(jnp.any(batch.reward != 0), params.policy - jnp.mean(batch.reward), 0.0)
     taught = jnp.sum(batch.tokens) + (0 if replay is None else jnp.sum(replay.tokens))
     one = jnp.float32(1)
     policy_sums = PolicySums(
@@ -71,8 +74,8 @@ def test_each_minibatch_has_its_share_of_the_replay() -> None:
     np.testing.assert_allclose(params.draft, -RATE * (np.arange(2 * ROWS).sum() + np.arange(ROWS).sum()), rtol=1e-6)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_an_update_that_is_not_finite_is_skipped_and_counted(bad: float) -> None:
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 0.0])
+def test_an_update_that_is_not_finite_or_has_no_gradient_changes_nothing_and_is_counted(bad: float) -> None:
     """It is the second of three minibatches. Parameters and moments are those after the other two."""
     optimizers = make_optimizers(OptimizerConfig(learning_rate=RATE), OptimizerConfig(learning_rate=RATE))
     spoilt = [0.0, bad, 2.0, 5.0, bad, 3.0]
@@ -82,8 +85,8 @@ def test_an_update_that_is_not_finite_is_skipped_and_counted(bad: float) -> None
     np.testing.assert_allclose(params.policy, expected.policy, rtol=1e-6)
     for got, wanted in zip(jax.tree.leaves(states.policy), jax.tree.leaves(moments.policy), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5)
-    assert (seen.skipped.policy, seen.skipped.draft) == (1, 0)
-    assert not np.isfinite(seen.norms.policy) and np.isfinite(seen.norms.draft)
+    assert (seen.skipped.policy, seen.skipped.draft, seen.empty) == ((1, 0, 0) if bad else (0, 0, 1))
+    assert np.isfinite(seen.norms.policy) == (not bad) and np.isfinite(seen.norms.draft)
 
 
 def test_a_loss_that_is_not_finite_skips_only_its_network() -> None:
