@@ -20,7 +20,8 @@ class Purpose(IntEnum):
     RESIDUAL = 3
 
 
-SeedStep = tuple[Int[Array, ""], Int[Array, ""]]
+# The run's seed, and the step; of sequences that began in several, the step of each.
+SeedStep = tuple[Int[Array, ""], Int[Array, "*R"]]
 
 INDEX_BITS = 30
 ROTATIONS = (13, 15, 26, 6), (17, 29, 16, 24)
@@ -34,8 +35,9 @@ def seed_step(seed: int, step: int) -> SeedStep:
 def sequence_keys(seed_step: SeedStep, ids: Int[Array, "R"], samples: Int[Array, "R"]) -> UInt32[Array, "R 2"]:
     """Return one key per sequence, from the run's seed, the step, the prompt id and the sample's index in its group."""
     seed, step = seed_step
-    root = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), step)
-    keys = jax.vmap(lambda id, sample: jax.random.fold_in(jax.random.fold_in(root, id), sample))(ids, samples)
+    keys = jnp.broadcast_to(jax.random.key(seed, impl="threefry2x32"), ids.shape)
+    for data in (step, ids, samples):
+        keys = jax.vmap(jax.random.fold_in)(keys, jnp.broadcast_to(data, ids.shape))
     return jax.random.key_data(keys)
 
 

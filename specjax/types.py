@@ -259,6 +259,7 @@ class Rollout:
         done:          bool [R], ended. The others go on in the next rollout. Required with carry-over, None without it.
         resumed_at:    int32 [R], number of tokens that earlier rollouts wrote. Set by the training step; None without
                        carry-over.
+        began:         int32 [R], step in which the sequence began, which keys its noise. Set as `resumed_at` is.
         versions:      int32 [R, C], for each token, the number of updates that the policy which wrote it had seen.
                        Set as `resumed_at` is.
         routes:        uint8 or uint16 [R, P + C, M, A], experts of each token of prompt and completion, left-aligned,
@@ -285,6 +286,7 @@ class Rollout:
     writer: Int[Array, "R C"] | None = None
     done: Bool[Array, "R"] | None = None
     resumed_at: Int[Array, "R"] | None = None
+    began: Int[Array, "R"] | None = None
     versions: Int[Array, "R C"] | None = None
     routes: Integer[Array, "R P+C M A"] | None = None
     reward: Reward | None = None
@@ -328,7 +330,7 @@ class CarryOver:
 
     prompts:   prompts of that rollout.
     kept:      bool [N], groups that go on.
-    sequences: what rollouts wrote so far, with versions, of all rows, also of those that do not go on.
+    sequences: what rollouts wrote so far, with `began` and `versions`, of all rows, also of those that do not go on.
     """
 
     prompts: Prompts

@@ -38,8 +38,8 @@ def nothing_carried(config: RolloutConfig, shape: tuple[int, int] | None) -> Car
     prompts, rows, columns = shape[0], shape[0] * config.group_size, config.max_new_tokens
     dtypes = {"tokens": "int32", "law": "float32", "full": "float32", "writer": "int8", "versions": "int32"}
     by_token: dict[str, Any] = {name: zeros(dtype, rows, columns) for name, dtype in dtypes.items()}
-    lengths, stopped, done = (zeros(dtype, rows) for dtype in ("int32", "bool", "bool"))
-    sequences = Rollout(lengths=lengths, stopped=stopped, done=done, **by_token)
+    lengths, began, stopped, done = (zeros(dtype, rows) for dtype in ("int32", "int32", "bool", "bool"))
+    sequences = Rollout(lengths=lengths, stopped=stopped, done=done, began=began, **by_token)
     own = Prompts(zeros("int32", *shape), zeros("int32", prompts), zeros("int32", prompts))
     return CarryOver(own, zeros("bool", prompts), sequences)
 
@@ -72,18 +72,21 @@ def where_rows(rows: Bool[Array, "R"], new: Array, old: Array) -> Array:
     return jnp.where(rows.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
 
-def with_versions(rollout: Rollout, before: Rollout, version: Int[Array, ""]) -> Rollout:
-    """Return the rollout with its versions. before: what it went on with. version: that of its policy.
+def with_history(rollout: Rollout, before: Rollout, step: Int[Array, ""], version: Int[Array, ""]) -> Rollout:
+    """Return the rollout with the steps in which its sequences began, and the versions of its tokens.
+
+    before: what it went on with. version: that of its policy.
 
     Raises ValueError if a rollout function of your own leaves out what goes on in the next step.
     """
     if missing := [name for name in CARRIED if getattr(rollout, name) is None]:
         raise ValueError(f"carry_over: the rollout leaves out {missing[0]}, with which the next step goes on")
-    assert before.versions is not None
+    assert before.began is not None and before.versions is not None
+    began = jnp.where(before.lengths > 0, before.began, step)
     column = jnp.arange(rollout.tokens.shape[1])[None]
     versions = jnp.where(column < before.lengths[:, None], before.versions, version)
     versions = jnp.where(column < rollout.lengths[:, None], versions, 0)
-    return replace(rollout, resumed_at=before.lengths, versions=versions)
+    return replace(rollout, resumed_at=before.lengths, began=began, versions=versions)
 
 
 def unfinished_groups(rollout: Rollout, groups: int, max_age: int | None) -> tuple[Bool[Array, "N"], Bool[Array, "N"]]:
@@ -107,7 +110,7 @@ def unfinished_groups(rollout: Rollout, groups: int, max_age: int | None) -> tup
 def carry_over_of(config: RolloutConfig, prompts: Prompts, rollout: Rollout) -> CarryOver:
     """Return what the next rollout goes on with."""
     kept, _ = unfinished_groups(rollout, len(prompts.lengths), config.max_age)
-    written: dict[str, Any] = {name: getattr(rollout, name) for name in (*CARRIED, "versions")}
+    written: dict[str, Any] = {name: getattr(rollout, name) for name in (*CARRIED, "began", "versions")}
     return CarryOver(replace(prompts, carried=None), kept, Rollout(**written))
 
 

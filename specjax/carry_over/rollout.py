@@ -2,7 +2,8 @@
 
 Finished sequences keep their rows. An unfinished one needs one forward over its prompt and tokens, under the networks
 of this rollout. It is then decoded as any other, so that the drafters need not know. Its next tokens follow the law of
-these networks after its prefix; their noise is keyed by this step.
+these networks after its prefix. Their noise is keyed by the step in which it began: under networks that do not change
+it is the sequence that one rollout would have written.
 """
 
 import math
@@ -12,12 +13,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, UInt32
 
 from specjax import cache as kv
-from specjax.carry_over.groups import begun_sequences, where_rows, with_versions
+from specjax.carry_over.groups import begun_sequences, where_rows, with_history
 from specjax.drafters import Drafter
-from specjax.keys import SeedStep
+from specjax.keys import SeedStep, sequence_keys
 from specjax.rollout.admission import Carry, next_token, prefill
 from specjax.rollout.generate import Choice, Generate, RolloutFn
 from specjax.rollout.phase import PhaseRun
@@ -40,7 +41,8 @@ def carry_over(generate: Generate, carried: CarryOver, version: Int[Array, ""]) 
 
     def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
         begun = begun_sequences(prompts, carried)
-        return with_versions(generate(params, replace(prompts, carried=begun), seed_step, chosen), begun, version)
+        rollout = generate(params, replace(prompts, carried=begun), seed_step, chosen)
+        return with_history(rollout, begun, seed_step[1], version)
 
     return run
 
@@ -90,7 +92,7 @@ def resume(run: PhaseRun, start: Carry, carried: Rollout) -> Carry:
             "for each sequence of a data shard"
         )
     # The routes of earlier tokens are not carried over.
-    state = replace(_put(carried, start.state), routes=None)
+    state = replace(_put(carried, start.state), keys=_keys(run, carried), routes=None)
     rows = jnp.nonzero((carried.lengths > 0) & ~state.done, size=most, fill_value=sequences)[0]
     at = jnp.minimum(rows, sequences - 1)
     take = partial(jax.tree.map, lambda x: x[at])
@@ -101,6 +103,14 @@ def resume(run: PhaseRun, start: Carry, carried: Rollout) -> Carry:
     resumed = next_token(decoding, resumed, prefilled)
     state = jax.tree.map(lambda old, new: old.at[rows].set(new, mode="drop"), state, resumed)
     return start._replace(state=state, record=replace(start.record, routes=None))
+
+
+def _keys(run: PhaseRun, carried: Rollout) -> UInt32[Array, "R 2"]:
+    """Return the key of each sequence, by the step in which it began."""
+    (seed, step), size = run.seed_step, run.decoding.config.group_size
+    assert carried.began is not None
+    began = jnp.where(carried.lengths > 0, carried.began, step)
+    return sequence_keys((seed, began), jnp.repeat(run.prompts.id, size), jnp.arange(run.sequences) % size)
 
 
 def _put(carried: Rollout, state: RoundState) -> RoundState:
