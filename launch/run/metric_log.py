@@ -37,7 +37,7 @@ FAILURES = (Exception, SystemExit)
 STANDARD_METRICS = (
     *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "reward/overlong", "eval/accuracy"),
     *("loss/policy", "loss/draft", "loss/clip_fraction", "ratio/mean", "ratio/max", "kl/reference", "entropy"),
-    *("grad_norm/policy", "grad_norm/draft", "update/skipped", "draft/skipped", "draft/trained"),
+    *("grad_norm/policy", "grad_norm/draft", "update/skipped", "update/empty", "draft/skipped", "draft/trained"),
     *("learning_rate/policy", "learning_rate/draft", "memory/peak_gib"),
     *("groups/zero_variance", "groups/sequences_trained", "groups/sequences_with_advantage"),
     *("rollout/tokens", "rollout/rounds", "rollout/length_mean", "rollout/length_max", "rollout/truncated"),

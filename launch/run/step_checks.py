@@ -12,6 +12,7 @@ from launch.cli.errors import RunStopped
 from launch.run.step_timer import DispatchedStep
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
+from specjax.types import Mixture
 
 # Number of files to keep. The newest stay: the last checkpoint is closest to the networks that they need.
 KEPT_FILES = 4
@@ -28,6 +29,9 @@ CAUSES = (
     "groups/unfinished",
     "groups/too_old",
 )
+
+# Routers collapse beyond these shares: of the tokens of a layer that an expert sees, and of experts that see none.
+MOST_TOKENS, MOST_UNUSED = 0.9, 0.5
 
 
 class SkippedUpdates:
@@ -109,6 +113,29 @@ class LearningSignal:
         if len(self._steps) == self._patience:
             self._warn(step.number, nothing_learnt(self._config, self._steps))
             self._steps, self._patience = [], 2 * self._patience
+
+
+class RouterLoad:
+    """Observer of steps that warns, once until they recover, if routers give nearly all tokens to a few experts.
+
+    warn: called with the step and one line.
+    """
+
+    def __init__(self, mixture: Mixture, warn: Callable[[int, str], None]) -> None:
+        self._equal, self._warn, self._collapsed = mixture.active / mixture.experts, warn, False
+
+    def __call__(self, step: DispatchedStep) -> None:
+        tokens, unused = float(step.metrics["router/load_max"]) * self._equal, float(step.metrics["router/unused"])
+        # If every second expert sees a token, one that sees all is no fault.
+        collapsed = unused > MOST_UNUSED or tokens > MOST_TOKENS > 2 * self._equal
+        if collapsed and not self._collapsed:
+            self._warn(
+                step.number,
+                f"WARNING: the routers collapse: an expert sees {tokens:.0%} of the tokens of its layer (an equal "
+                f"share is {self._equal:.1%}), and {unused:.0%} of all experts see none. Raise "
+                "loss.router_aux_loss_coef, or lower policy_optimizer.learning_rate",
+            )
+        self._collapsed = collapsed
 
 
 def nothing_learnt(config: RunConfig, steps: Sequence[Mapping[str, float]]) -> str:

@@ -137,6 +137,7 @@ def step_on(config: MeshConfig, train: TrainConfig) -> tuple[Params, Rollout, di
 def test_a_step_is_the_same_on_every_mesh_and_replay_changes_nothing_in_float32():
     gradients, rollout, metrics = step_on(ONE, replace(TRAIN, loss=replace(LOSS, routing="recompute"), microbatches=1))
     assert metrics["router/rerouted"] == 0 and metrics["router/load_max"] > 1
+    assert metrics["router/unused"] == 0
     assert metrics["router/balance_loss"] > 1
     elsewhere, again, replayed = step_on(EIGHT, TRAIN)
     np.testing.assert_array_equal(rollout.tokens, again.tokens)
