@@ -1,4 +1,4 @@
-"""Change fields of a configuration by dotted path."""
+"""Read and change fields of a configuration by dotted path."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,3 +25,11 @@ def override(config: T, values: Mapping[str, Any]) -> T:
         except ValueError as error:
             raise ValueError(f"{section}.{error}") from error
     return replace(config, **changes)  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested dicts: {"a": {"b": 1}} -> {"a.b": 1}."""
+    leaves = {}
+    for name, value in tree.items():
+        leaves |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return leaves

@@ -1,4 +1,4 @@
-"""Find out why drafts are accepted less than before: `python -m launch.diagnose CONFIG --checkpoint RUN`.
+"""Find out why drafts are accepted less than before: `python -m launch.diagnose RUN`.
 
 It uses the run's own networks and held-out prompts, and compares
 - the caches of policy and draft with a fresh prefill,
@@ -12,12 +12,11 @@ from pathlib import Path
 from launch.cli.console import wide_console as console
 from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
-from launch.cli.paths import check_policy_source, write_results
+from launch.cli.paths import CONFIG_FILE, check_policy_source, write_results
 from launch.cli.recipe_options import DIAGNOSE, SAME_AS_RUN, reads
 from launch.diagnosis.diagnose import diagnose, diagnostic_run
 from launch.diagnosis.options import DiagnoseArgs
 from launch.diagnosis.summary import CHANGEABLE, print_diagnosis, print_setting
-from launch.run.history import CONFIG_FILE
 from launch.run.networks import params_of, saved_step
 from launch.run.pin_references import with_commits
 from launch.run.records import as_recorded, check_same, differences, read_recorded

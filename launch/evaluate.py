@@ -1,4 +1,4 @@
-"""Measure accuracy, pass@k and majority@k: `python -m launch.evaluate CONFIG [--checkpoint DIR] [--option VALUE ...]`.
+"""Measure accuracy, pass@k and majority@k: `python -m launch.evaluate CONFIG|RUN [--option VALUE ...]`.
 
 Completions are generated and scored as in training, by the same speculative rollout and the same reward.
 `--rollout.law` sets their distribution; the draft does not change it.

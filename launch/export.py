@@ -1,9 +1,8 @@
-"""Export a trained policy, draft or adapters: `python -m launch.export CONFIG --checkpoint RUN --out DIR`.
+"""Export a trained policy, draft or adapters: `python -m launch.export RUN --out DIR`.
 
-CONFIG is the run's recipe. Repeat those options of the run that --help lists: they set the networks and the problems,
-from which the draft vocabulary follows. Other options of the run are refused. The policy is written in Hugging Face's
-layout with its tokenizer; an MTP head is included under the weight names of its family, and adapters are merged into
-the weights. `--part draft` writes only the draft, `--part adapters` a PEFT directory.
+RUN is the directory of the run. The policy is written in Hugging Face's layout with its tokenizer; an MTP head is
+included under the weight names of its family, and adapters are merged into the weights. `--part draft` writes only the
+draft, `--part adapters` a PEFT directory.
 """
 
 from launch.cli.options import parse_run_and, run_program

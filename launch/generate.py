@@ -1,4 +1,4 @@
-"""Answer a prompt: `python -m launch.generate CONFIG [--prompt TEXT] [--samples N] [--checkpoint DIR]`.
+"""Answer a prompt: `python -m launch.generate CONFIG|RUN [--prompt TEXT] [--samples N]`.
 
 Without `--prompt` it shows the first training problem as the model is asked, and answers it.
 """

@@ -47,7 +47,7 @@ class TrainedRun:
     """A run that has ended: its networks, and its directory with config.json, metrics.jsonl and report.html.
 
     Attributes:
-        directory:  Directory of the run. `launch.generate`, `launch.evaluate` and others take it as --checkpoint.
+        directory:  Directory of the run. Programs take it in place of a recipe.
         experiment: Config, problems, tokenizer and functions of the run.
         state:      Parameters and moments after the last step.
         reward_of:  Returns the reward of problems; None: the config's scorer.

@@ -3,6 +3,7 @@
 import importlib
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 import launch.cli.paths
+from launch.cli.recipes import load_recipe
+from models.files import write_json
 from tests.documents import ROOT, blocks, commands, execute, write_files
 from tests.launch.checkpoints import write_checkpoint, write_problems
 from tests.launch.programs import SHRUNK, Options, argv
@@ -107,6 +110,9 @@ def test_its_commands_are_understood(guide: str, place: Path, monkeypatch: pytes
     write_inputs(guide, place)
     for module, arguments in commands((DOCS / guide).read_text()):
         program = f"{module}.__main__" if (ROOT / module.replace(".", "/")).is_dir() else module
+        if arguments[0].startswith(("RUN", "runs/")):
+            Path(arguments[0]).mkdir(parents=True, exist_ok=True)
+            write_json(Path(arguments[0]) / "config.json", asdict(load_recipe("tiny")))
         with monkeypatch.context() as patch:
             # CONFIG is a placeholder for any recipe.
             parses(importlib.import_module(program), ["tiny" if x == "CONFIG" else x for x in arguments], patch)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from configs.override import flat
 from configs.schema import HostsConfig, RunConfig
 from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.rendezvous import wait_for_all
@@ -80,10 +81,12 @@ def common(config: RunConfig, options: Sequence[dict[str, Any]]) -> RunConfig:
 
     options: the configs of all processes, as dicts.
     """
-    first = options[0]
-    for number, each in enumerate(options):
-        if each | {"resume": first["resume"]} != first:
-            raise ConfigError(f"hosts.index = {number}: its options differ from those of process 0; must be the same")
+    first, *others = map(flat, options)
+    for number, each in enumerate(others, start=1):
+        if differ := [name for name in first | each if name != "resume" and each.get(name) != first.get(name)]:
+            shown = ", ".join(f"{name} = {each.get(name)}, there {first.get(name)}" for name in differ[:3])
+            more = f", and {len(differ) - 3} more" if len(differ) > 3 else ""
+            raise ConfigError(f"hosts.index = {number}: its options differ from those of process 0: {shown}{more}")
     return replace(config, resume=first["resume"])
 
 

@@ -26,7 +26,7 @@ from launch.cli.microbatches import with_fitting_microbatches
 from launch.cli.option_search import matching
 from launch.cli.parser import Parser
 from launch.cli.recipe_options import RECIPE_ONLY, TRAIN, reads
-from launch.cli.recipes import choices, load_recipe
+from launch.cli.recipes import choices, is_run, load_recipe
 from specjax.parallel import processes
 from specjax.train.config import check_groups
 
@@ -145,6 +145,9 @@ def parse_run_and(
     Programs that read the advantage refuse groups of one sample if the baseline is the group. A recipe's number of
     microbatches becomes one that divides the batch; one that is given must divide it.
 
+    If CONFIG is the directory of a run, the program reads its checkpoint, unless --checkpoint says otherwise, and
+    --resume continues it.
+
     reading:  the recipe's options that the program reads (launch.cli.recipe_options) and therefore accepts.
     defaults: fields of the recipe that have another default in this program.
     """
@@ -181,6 +184,11 @@ def parse_run_and(
         raise SystemExit(0)
     if recipe is None:
         raise ConfigError(f"CONFIG must come first: {choices()}")
+    if is_run(argv[0]):
+        if any(field.path == "checkpoint" for field in programs_own):
+            values.setdefault("checkpoint", argv[0])
+        if values.get("resume"):
+            values.setdefault("out", argv[0])
     algorithm = values.pop("algorithm", None)
     for field in programs_own:
         if field.default is MISSING and field.path not in values:

@@ -14,6 +14,7 @@ from specjax.checkpoint import SCORE, Which
 from specjax.checkpoint_integrity import saved_steps
 
 CHECKPOINTS = "checkpoints"
+CONFIG_FILE = "config.json"
 
 
 def check_writable(option: str, path: str | None) -> None:

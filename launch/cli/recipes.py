@@ -1,10 +1,14 @@
 """Lookup of recipes by the name or path given as CONFIG."""
 
 import runpy
+from dataclasses import replace
 from pathlib import Path
 
-from configs.schema import RunConfig
+from configs.from_json import from_json
+from configs.schema import HostsConfig, RunConfig
 from launch.cli.errors import ConfigError
+from launch.cli.paths import CONFIG_FILE
+from models.files import read_json
 
 RECIPES = Path(__file__).parents[2] / "configs"
 
@@ -16,14 +20,30 @@ def recipes() -> list[str]:
 
 def choices() -> str:
     """Return the allowed values of CONFIG, for messages."""
-    return f"one of {', '.join(recipes())}, or a path to such a .py file"
+    return f"one of {', '.join(recipes())}, a path to such a .py file, or the directory of a run"
+
+
+def is_run(name: str) -> bool:
+    """Return whether CONFIG names the directory of a run."""
+    return name not in recipes() and (Path(name) / CONFIG_FILE).is_file()
 
 
 def load_recipe(name: str) -> RunConfig:
     """Load the `config` of a recipe: the name of a file in configs/, or the path of a .py file.
 
+    The directory of a run gives the options of the run, but not its directory and its hosts.
+
     Raises ConfigError if there is no such file, if it fails to run, or if its `config` is not a RunConfig.
     """
+    if is_run(name):
+        try:
+            record = read_json(Path(name) / CONFIG_FILE)
+            if "rollout" not in record:
+                raise ValueError(f"{CONFIG_FILE} is not a run's; must be {choices()}")
+            config = from_json(RunConfig, record)
+        except (OSError, TypeError, ValueError) as error:
+            raise ConfigError(f"CONFIG = {name}: {error}") from error
+        return replace(config, out=None, resume=False, hosts=HostsConfig())
     path = RECIPES / f"{name}.py" if name in recipes() else Path(name)
     if path.suffix != ".py" or not path.is_file():
         raise ConfigError(f"CONFIG = {name}: must be {choices()}")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from launch.cli.hosts import HOSTS_LINE
 from launch.cli.options import LOST, LOST_PEER
+from launch.cli.paths import CONFIG_FILE
 
 # Logged by run_program and by JAX's C++ code when a process has lost another one. Later lines are only of this kind.
 _LAST_LINES = re.compile(rf"{LOST}|F\d{{4}} |E\d{{4}} .*(?:coordination|heartbeat)", re.IGNORECASE)
@@ -73,7 +74,7 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _start(self) -> Ended:
-        resume = ["--resume"] if (self._run / "config.json").exists() and "--resume" not in self._command else []
+        resume = ["--resume"] if (self._run / CONFIG_FILE).exists() and "--resume" not in self._command else []
         last_lines, hosts, ending = list[str](), dict[int, str](), False
         # In its own session, so that a signal to this process's group does not reach it twice.
         with subprocess.Popen(

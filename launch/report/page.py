@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from configs.override import flat
 from launch.cli.console import console
 from launch.report.charts import length_bars, line_charts, metric_series, stage_bars
 from launch.report.warnings import warnings
 from launch.run.history import matches_schema
-from launch.run.records import RunRecords, flat, read_run
+from launch.run.records import RunRecords, read_run
 from models.files import write_atomically
 from specjax.parallel import processes
 from specjax.types import Writer

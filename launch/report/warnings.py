@@ -6,8 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from launch.cli.diagnose_command import diagnose_command
-from launch.run.draft_monitor import acceptance_alarm
+from launch.run.draft_monitor import acceptance_alarm, diagnose_command
 from launch.run.records import RunRecords
 
 # Largest number of warnings shown; the others are only counted.
@@ -16,11 +15,13 @@ MOST = 20
 COUNTS = {
     "reward/failed": "{} completions could not be scored, in {}; they do not train the policy",
     "update/skipped": "{} updates of the policy were skipped, in {}",
+    "update/empty": "{} updates had nothing to learn from and changed nothing, in {}",
     "draft/skipped": "{} updates of the draft were skipped, in {}",
 }
 # Sections of docs/troubleshooting.md by what a warning says; the first that matches.
 SECTIONS = {
     "log-prob": "the-log-prob-gap-rises",
+    "routers": "routers-collapse",
     "skipped|not finite": "updates-are-skipped",
     "could not be scored": "reward-workers-die",
     "checkpoint|resume|metrics of|is missing": "resume-refuses",
@@ -58,7 +59,7 @@ def _section(line: str) -> str:
 def _draft_alarms(run: RunRecords, directory: Path) -> Iterator[tuple[int, str]]:
     """Yield a warning for each period in which the draft alarm was raised, with its first and last step."""
     steps, raised = run.measured("draft/alarm")
-    command = diagnose_command(run.config, directory)
+    command = diagnose_command(directory)
     changes = np.flatnonzero(np.diff(raised > 0, prepend=False, append=False))
     for start, end in zip(changes[::2], changes[1::2], strict=True):
         step = int(steps[start])

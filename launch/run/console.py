@@ -4,16 +4,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 from rich.table import Column, Table
 
 from launch.cli.console import console, wide_console
-from launch.cli.diagnose_command import diagnose_command
 from launch.cli.progress import duration
-from launch.run.draft_monitor import acceptance_alarm
-from launch.run.history import CONFIG_FILE
-from models.files import read_json
+from launch.run.draft_monitor import acceptance_alarm, diagnose_command
 
 HEADER = "   reward  accuracy  acceptance length  tokens/s  s/step"
 HEADER_EVERY = 20
@@ -56,7 +52,7 @@ class StepPrinter:
             return
         if self._begins("draft/alarm", values):
             measured, promised = values["draft/measured_acceptance"], values["draft/promised_acceptance"]
-            command = diagnose_command(_config(self._directory), self._directory)
+            command = diagnose_command(self._directory)
             console.print(acceptance_alarm(step, measured, promised, command), style="bold red")
         if self._begins("rollout/logprob_alarm", values):
             gaps = values["rollout/logprob_gap_mean"], values["rollout/sequence_logprob_gap_max"]
@@ -89,13 +85,6 @@ class StepPrinter:
         begins = bool(values[alarm]) and alarm not in self._alarms
         (self._alarms.add if values[alarm] else self._alarms.discard)(alarm)
         return begins
-
-
-def _config(directory: Path) -> dict[str, Any]:
-    try:
-        return read_json(directory / CONFIG_FILE)
-    except ValueError:  # damaged since the start
-        return {}
 
 
 def logprob_alarm(step: int, gap: float | None, sequence_gap: float | None) -> str:

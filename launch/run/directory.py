@@ -12,8 +12,8 @@ from configs.schema import RunConfig
 from launch.cli.errors import ConfigError, as_config_error
 from launch.cli.lock import exclusive
 from launch.cli.long_phases import UNFINISHED
-from launch.cli.paths import CHECKPOINTS
-from launch.run.history import CONFIG_FILE, EVENTS_FILE, METRICS_FILE, records_of
+from launch.cli.paths import CHECKPOINTS, CONFIG_FILE
+from launch.run.history import EVENTS_FILE, METRICS_FILE, records_of
 from launch.run.records import differences, read_recorded
 from models.files import check_file, write_atomically
 from specjax.checkpoint_integrity import DamagedSave, saved_steps, set_damaged_aside

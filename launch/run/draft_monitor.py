@@ -1,16 +1,15 @@
 """Alarms and notices about a run's draft, with their causes and the next command, and its share of the time."""
 
-import json
+import shlex
 import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from launch.cli.console import console
-from launch.cli.diagnose_command import diagnose_command
 from launch.run.step_timer import DispatchedStep
 from launch.setup.drafts.base import MORE_TRAINING, Draft
 from launch.setup.experiment import Experiment
@@ -104,18 +103,24 @@ def wrongly_loaded(draft: Draft, predicted: float, temperature: float, command: 
     return WRONGLY_LOADED.line(**values, causes=draft.usual_causes, command=command)
 
 
-def first_step_check(experiment: Experiment, warn: Callable[..., None]) -> Callable[[DispatchedStep], None]:
+def diagnose_command(run: Path) -> str:
+    """Return the launch.diagnose command for the networks of a run."""
+    return f"python -m launch.diagnose {shlex.quote(str(run))}"
+
+
+def first_step_check(experiment: Experiment, run: Path, warn: Callable[..., None]) -> Callable[[DispatchedStep], None]:
     """Return an observer that warns after step 1 if the draft's checkpoint was loaded wrongly.
 
     Later steps are not checked: by then the draft has been trained and differs from its files.
+
+    run: directory of the run.
     """
 
     def check(step: DispatchedStep) -> None:
         predicted = step.metrics.get("draft/predicted_acceptance")
         if step.number == 1 and predicted is not None:
-            config = experiment.config
-            command = diagnose_command(json.loads(json.dumps(asdict(config))), None)
-            rates = float(predicted), config.rollout.law.temperature
+            rates = float(predicted), experiment.config.rollout.law.temperature
+            command = f"{diagnose_command(run)} --checkpoint None"
             if (alarm := wrongly_loaded(experiment.networks.draft, *rates, command)) is not None:
                 warn(1, alarm, style="bold red")
 

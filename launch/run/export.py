@@ -4,13 +4,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from configs.override import flat
 from launch.cli.errors import ConfigError
-from launch.cli.paths import check_checkpoint
+from launch.cli.paths import CONFIG_FILE, check_checkpoint
 from launch.data.hub import checkpoint_directory, hub_name
 from launch.distillation.export import check_verifier, write_policy
-from launch.run.history import CONFIG_FILE, METRICS_FILE, matches_schema
+from launch.run.history import METRICS_FILE, matches_schema
 from launch.run.networks import restore_params, restore_policy, saved_step
-from launch.run.records import check_same, flat, read_recorded, read_run
+from launch.run.records import check_same, read_recorded, read_run
 from launch.setup.adapters import layers_of
 from launch.setup.experiment import Experiment
 from models.checkpoints.made_for import MadeFor, state_made_for

@@ -9,7 +9,6 @@ from launch.cli.errors import as_config_error
 from models.files import check_file, write_atomically
 from specjax.parallel import processes
 
-CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
 EVENTS_FILE = "diary.jsonl"
 SAMPLES_FILE = "samples.jsonl"

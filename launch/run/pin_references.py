@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from configs.override import override
 from configs.schema import RunConfig
+from launch.cli.paths import CONFIG_FILE
 from launch.data.hub import Kind, hub_name, with_commit
-from launch.run.history import CONFIG_FILE
 from launch.run.networks import saved_step
 from launch.run.records import read_recorded
 from specjax.parallel import processes

@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from configs.override import flat
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
+from launch.cli.paths import CONFIG_FILE
 from launch.cli.recipe_options import reads
 from launch.run.history import (
-    CONFIG_FILE,
     EVENTS_FILE,
     METRICS_FILE,
     SAMPLES_FILE,
@@ -124,14 +125,6 @@ def check_same(config: RunConfig, recorded: dict[str, Any], options: Sequence[st
     for name, now, was in differences(config, recorded):
         if reads(options, name):
             raise ConfigError(f"{name} = {now}: the run has {was}")
-
-
-def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested dicts: {"a": {"b": 1}} -> {"a.b": 1}."""
-    leaves = {}
-    for name, value in tree.items():
-        leaves |= flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return leaves
 
 
 def _events(path: Path, damaged: list[str]) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Faults in what a run says: causes that can raise an alarm, the next command of this run, whole tables."""
 
 import importlib
-import json
 import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,44 +10,53 @@ import pytest
 
 from configs.override import override
 from launch.cli.console import wide_console
-from launch.cli.diagnose_command import diagnose_command
 from launch.cli.errors import ConfigError
-from launch.cli.options import parse_run
-from launch.cli.recipe_options import DIAGNOSE, SAME_AS_RUN
-from launch.cli.recipes import load_recipe
+from launch.cli.recipe_options import SAME_AS_RUN
+from launch.cli.recipes import load_recipe, recipes
 from launch.run.console import STAGES, StepPrinter
-from launch.run.draft_monitor import acceptance_alarm
+from launch.run.draft_monitor import acceptance_alarm, diagnose_command
 from launch.run.metric_log import STANDARD_METRICS
-from launch.run.records import as_recorded, check_same, differences
+from launch.run.records import as_recorded, check_same
+from models.files import write_json
+from tests.refusals import refuses
+
+OPTIONS = {
+    "model.path": "a/model@0a1b",
+    "model.feature_layers": (1, 2, 3),
+    "data.chat_template_kwargs": {"think": [1]},
+    "data.system_prompt": 'Don\'t "quote"',
+    "rollout.stop_tokens": (1, 2),
+    "rollout.law.temperature": 0.7,
+    "mesh.data": 2,
+}
+
+
+@pytest.mark.parametrize(("recipe", "options"), [*((name, {}) for name in recipes()), ("gsm8k", OPTIONS)])
+def test_row_61_the_directory_of_a_run_gives_its_options(recipe: str, options: dict[str, Any], tmp_path: Path) -> None:
+    config = override(load_recipe(recipe), options)
+    write_json(tmp_path / "config.json", asdict(replace(config, out=str(tmp_path), resume=True)))
+    assert load_recipe(str(tmp_path)) == config
 
 
 @pytest.mark.parametrize(
-    ("recipe", "options"),
+    ("recorded", "message"),
     [
-        ("tiny", {}),
-        ("gsm8k", {"model.path": "a/model@0a1b", "draft.path": "drafts/a b"}),
-        ("gsm8k", {"model.path": "m", "model.feature_layers": (1, 2, 3), "data.chat_template_kwargs": {"think": [1]}}),
-        ("tiny", {"rollout.stop_tokens": (1, 2), "rollout.draft_length": 2, "rollout.law.top_k": 5}),
-        ("tiny", {"seed": 3, "data.system_prompt": 'Don\'t "quote"', "mesh.data": 2, "draft.lookup.kind": "ngram"}),
+        ({"architectures": ["Qwen3ForCausalLM"]}, "config.json is not a run's; must be one of ...tiny"),
+        (
+            {"name": "a", "steps": 1, "rollout": {"law": {"new": 1}}},
+            "rollout.law.new: is not an option of this version",
+        ),
+        ({"name": "a", "steps": 0, "rollout": {}}, "steps"),
     ],
 )
-def test_row_61_the_command_has_the_options_of_the_run(recipe: str, options: dict[str, Any]) -> None:
-    """It is read back as networks and problems of the run, which launch.diagnose requires."""
-    config = override(replace(load_recipe(recipe), allow_truncated_law=True), options)
-    recorded = json.loads(json.dumps(asdict(config)))
-    words = shlex.split(diagnose_command(recorded, Path("runs/[1] x")))
-    assert words[:6] == ["python", "-m", "launch.diagnose", recipe, "--checkpoint", "runs/[1] x"]
-    again = parse_run([recipe, *words[6:], "--allow-truncated-law"], "", "", (*DIAGNOSE, "allow_truncated_law"))
-    assert not list(differences(again, as_recorded(config)))
-    assert len(words) <= 6 + 5 * len(options)
-    assert ("--draft.path" in words) == ("draft.path" in options)
+def test_row_61_another_config_is_refused(recorded: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write_json(tmp_path / "config.json", recorded)
+    with refuses(f"CONFIG = {tmp_path}: ...{message}", ConfigError):
+        load_recipe(str(tmp_path))
 
 
-def test_row_61_the_command_of_a_recipe_of_ones_own_names_its_files() -> None:
-    config = override(load_recipe("tiny"), {"name": "mine", "draft.path": "here"})
-    said = diagnose_command(json.loads(json.dumps(asdict(config))), None)
-    assert said == "python -m launch.diagnose CONFIG --draft.path here"
-    assert diagnose_command({}, Path("run")) == "python -m launch.diagnose CONFIG --checkpoint run"
+def test_row_61_the_command_names_the_run() -> None:
+    assert shlex.split(diagnose_command(Path("runs/[1] x"))) == ["python", "-m", "launch.diagnose", "runs/[1] x"]
 
 
 def test_row_61_the_alarm_ends_with_the_command_that_tells_its_causes_apart() -> None:

@@ -18,7 +18,7 @@ from configs.schema.networks import DraftConfig
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.evaluation.one_prompt import answer_prompt
-from launch.run.step_checks import ADVANTAGES, PATIENCE, LearningSignal
+from launch.run.step_checks import ADVANTAGES, PATIENCE, LearningSignal, RouterLoad
 from launch.run.step_timer import DispatchedStep
 from launch.setup.experiment import build_experiment
 from specjax.drafters import NoDrafter
@@ -32,7 +32,7 @@ from specjax.train.metrics import rollout_metrics
 from specjax.train.selection import SelectionConfig
 from specjax.train.state import init_train_state
 from specjax.train.train_step import make_train_step
-from specjax.types import Params, Prompts, Reward, Rollout
+from specjax.types import Mixture, Params, Prompts, Reward, Rollout, TrainState
 from tests.launch.programs import LEAST, argv, flags, metrics
 from tests.refusals import assert_refused, refuses
 
@@ -65,11 +65,17 @@ def step_of(config: TrainConfig) -> Callable[..., Any]:
     return make_train_step(POLICY, NoDrafter(), scored, config, MESH)
 
 
-def step_metrics(config: TrainConfig, scores: str) -> dict[str, float]:
-    params = Params(jax.tree.map(jnp.copy, WEIGHTS), {})
+def take(config: TrainConfig, scores: str, state: TrainState | None = None) -> tuple[TrainState, dict[str, float]]:
+    """Take a step from this state; None: from the first one."""
+    if state is None:
+        state = init_train_state(Params(jax.tree.map(jnp.copy, WEIGHTS), {}), config, MESH, with_reference=True)
     prompts = replace(PROMPTS, id=jnp.array([[*SCORES].index(scores), 99], jnp.int32))
-    _, _, metrics = step_of(config)(init_train_state(params, config, MESH, with_reference=True), prompts)
-    return {name: float(value) for name, value in metrics.items()}
+    after, _, metrics = step_of(config)(state, prompts)
+    return after, {name: float(value) for name, value in metrics.items()}
+
+
+def step_metrics(config: TrainConfig, scores: str) -> dict[str, float]:
+    return take(config, scores)[1]
 
 
 @pytest.mark.parametrize(
@@ -82,8 +88,16 @@ def step_metrics(config: TrainConfig, scores: str) -> dict[str, float]:
     ],
     ids=["not scored", "dropped", "not selected"],
 )
-def test_row_08_metrics_without_a_trained_token_have_no_value(config: TrainConfig, scores: str) -> None:
-    metrics = step_metrics(config, scores)
+def test_row_08_a_step_without_a_trained_token_has_no_metrics_and_moves_nothing(
+    config: TrainConfig, scores: str
+) -> None:
+    """Moments of the step before would move the policy."""
+    state, metrics = take(CONFIG, "by row")
+    assert metrics["update/empty"] == 0
+    before = jax.tree.map(np.array, (state.params, state.optimizer))
+    state, metrics = take(config, scores, state)
+    jax.tree.map(np.testing.assert_array_equal, (state.params, state.optimizer), before)
+    assert metrics["update/empty"] == 1 and int(state.step) == 2
     assert [name for name in OF_TRAINED if not math.isnan(metrics[name])] == []
     assert metrics["groups/sequences_trained"] == metrics[ADVANTAGES] == metrics["grad_norm/policy"] == 0
     assert metrics["rollout/logprob_alarm"] == metrics["update/skipped"] == 0
@@ -107,6 +121,18 @@ def test_row_08_means_of_no_round_have_no_value() -> None:
     metrics = rollout_metrics(rollout)
     names = ["rollout/draft_length", "rollout/acceptance_length", "rollout/acceptance_rate_pos_1"]
     assert np.isnan([metrics[name] for name in names]).all() and metrics["rollout/rounds"] == 0
+
+
+def test_routers_that_collapse_are_said_once() -> None:
+    said, share = list[tuple[int, str]](), 128 / 8
+    signal = RouterLoad(Mixture(2, 128, 8), lambda number, text: said.append((number, text)))
+    loads = (2.0, 0.1), (math.nan, math.nan), (0.95 * share, 0.1), (0.95 * share, 0.1), (2.0, 0.1), (1.5, 0.75)
+    for number, (load, unused) in enumerate(loads, start=1):
+        metrics: Any = {"router/load_max": load, "router/unused": unused}
+        signal(DispatchedStep(number, 0.0, metrics, None, None))  # pyright: ignore[reportArgumentType]
+    assert [number for number, _ in said] == [3, 6]
+    assert "an expert sees 95% of the tokens of its layer (an equal share is 6.2%)" in said[0][1]
+    assert "75% of all experts see none" in said[1][1]
 
 
 @pytest.mark.parametrize("baseline", ["group", "others"])

@@ -201,7 +201,7 @@ def test_the_alarm_is_explained_once_and_shown_on_every_line(
     loud = [line for line in lines if line.startswith("ALARM")]
     assert [line.split(":")[0] for line in loud] == ["ALARM at step 2", "ALARM at step 6"]
     assert "accepts 0.12 of its drafts" in loud[0] and "promises at least 0.79" in loud[0]
-    command = f"python -m launch.diagnose CONFIG --checkpoint {tmp_path} tells them apart"
+    command = f"python -m launch.diagnose {tmp_path} tells them apart"
     assert NOT_ACCEPTED.causes in loud[0] and loud[0].endswith(command)
     assert [line.split()[0] for line in lines if line.endswith("draft alarm")] == ["2", "4", "6"]
 

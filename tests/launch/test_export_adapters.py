@@ -47,8 +47,8 @@ def test_a_run_starts_from_the_adapters_of_another(
 ):
     run, experiment, params = saved
     out = tmp_path / "out"
-    own = {"--checkpoint": str(run), "--out": str(out), "--part": "adapters"}
-    assert launch.export.main(argv("gsm8k", shrunk | own)) == 0
+    # The directory gives its options and its checkpoint.
+    assert launch.export.main([str(run), "--out", str(out), "--part", "adapters"]) == 0
     fields = read_json(out / "adapter_config.json")
     assert (fields["base_model_name_or_path"], fields["r"], fields["lora_alpha"]) == (shrunk["--model.path"], 3, 6)
     again = build_experiment(parse_run(argv("gsm8k", shrunk | {"--lora.path": str(out)}), "", ""))

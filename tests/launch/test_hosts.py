@@ -76,8 +76,9 @@ def test_bad_hosts_are_refused_in_one_line() -> None:
 def test_a_process_with_other_options_is_refused() -> None:
     resumed, given = replace(config, resume=True), asdict(config)
     assert common(config, [asdict(resumed), given]) == resumed
-    with refuses("hosts.index = 2: ...process 0; must be the same"):
-        common(config, [given, given, given | {"seed": config.seed + 1}])
+    other = asdict(replace(config, seed=config.seed + 1, data=replace(config.data, prompts=3), steps=7, print_every=9))
+    with refuses("hosts.index = 2: its options differ from those of process 0: seed = 1, there 0...and 1 more"):
+        common(config, [given, given, other])
 
 
 def test_a_signal_that_stops_one_process_passes_to_the_others() -> None:
