@@ -30,6 +30,8 @@ CAUSES = (
     "groups/too_old",
 )
 
+# With carry-over: fewest whole groups to a step, on average over the first so many steps.
+FEWEST_GROUPS, COUNTED_STEPS = 10, 20
 # Routers collapse beyond these shares: of the tokens of a layer that an expert sees, and of experts that see none.
 MOST_TOKENS, MOST_UNUSED = 0.9, 0.5
 
@@ -113,6 +115,31 @@ class LearningSignal:
         if len(self._steps) == self._patience:
             self._warn(step.number, nothing_learnt(self._config, self._steps))
             self._steps, self._patience = [], 2 * self._patience
+
+
+class WholeGroups:
+    """Observer of steps that warns, after `COUNTED_STEPS`, if carry-over leaves few whole groups to a step.
+
+    A step's loss is divided by what it trains on. Short groups are whole first, so that with few to a step they would
+    weigh more than the long ones of later steps.
+
+    warn: called with the step and one line.
+    """
+
+    def __init__(self, config: RunConfig, warn: Callable[[int, str], None]) -> None:
+        self._config, self._warn, self._groups = config, warn, list[float]()
+
+    def __call__(self, step: DispatchedStep) -> None:
+        if len(self._groups) == COUNTED_STEPS:
+            return
+        self._groups.append(float(step.metrics["groups/sequences_trained"]) / self._config.rollout.group_size)
+        if len(self._groups) == COUNTED_STEPS and (mean := fmean(self._groups)) < FEWEST_GROUPS:
+            self._warn(
+                step.number,
+                f"WARNING: {mean:.1f} groups a step were whole in the first {COUNTED_STEPS} steps. Below "
+                f"{FEWEST_GROUPS}, short groups weigh more than long ones: raise data.prompts = "
+                f"{self._config.data.prompts} or rollout.carry_over = {self._config.rollout.carry_over}",
+            )
 
 
 class RouterLoad:
