@@ -11,6 +11,7 @@ import pytest
 from configs.override import override
 from launch.cli.console import wide_console
 from launch.cli.errors import ConfigError
+from launch.cli.options import parse_run
 from launch.cli.recipe_options import SAME_AS_RUN
 from launch.cli.recipes import load_recipe, recipes
 from launch.run.console import STAGES, StepPrinter
@@ -36,6 +37,8 @@ def test_row_61_the_directory_of_a_run_gives_its_options(recipe: str, options: d
     config = override(load_recipe(recipe), options)
     write_json(tmp_path / "config.json", asdict(replace(config, out=str(tmp_path), resume=True)))
     assert load_recipe(str(tmp_path)) == config
+    resumed = parse_run([str(tmp_path), "--resume"], "", "")
+    assert (resumed.out, resumed.resume, resumed.data) == (str(tmp_path), True, config.data)
 
 
 @pytest.mark.parametrize(
