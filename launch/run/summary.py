@@ -35,9 +35,8 @@ def summarize(experiment: Experiment, continuing: bool) -> list[str]:
         "devices: " + "; ".join(f"{_devices(mesh)} {verb}" for verb, mesh in meshes.items()),
         f"step: {data.prompts} prompts x {rollout.group_size} samples = {experiment.sequences} sequences of up to "
         f"{data.max_prompt_tokens} + {rollout.max_new_tokens} tokens; {config.steps} steps; learning rate "
-        f"{config.policy_optimizer.learning_rate:g}"
-        + " of the adapters" * config.lora.enabled
-        + ("" if continuing else _shorter_prompts(experiment)),
+        f"{config.policy_optimizer.learning_rate:g}" + " of the adapters" * config.lora.enabled,
+        *(() if continuing else _padding(experiment)),
     ]
 
 
@@ -54,17 +53,19 @@ def _describe_policy(experiment: Experiment) -> str:
     )
 
 
-def _shorter_prompts(experiment: Experiment) -> str:
-    """Return the option that saves padding if no prompt takes half of data.max_prompt_tokens, else "".
+def _padding(experiment: Experiment) -> Iterator[str]:
+    """Yield the option that saves padding if no prompt takes half of data.max_prompt_tokens.
 
     A run that continues cannot change the option.
     """
-    limit = experiment.config.data.max_prompt_tokens
+    limit, budget = experiment.config.data.max_prompt_tokens, experiment.config.rollout.max_new_tokens
     longest = max(experiment.train_prompts.longest, experiment.held_out_prompts.longest)
     rounded = -(-longest // ROUNDED_TO) * ROUNDED_TO
-    if 2 * longest >= limit or rounded >= limit:
-        return ""
-    return f"; the longest usable prompt has {longest} tokens: data.max_prompt_tokens = {rounded} saves memory and time"
+    if 2 * longest < limit and rounded < limit:
+        yield (
+            f"padding: no usable prompt has more than {longest} tokens. data.max_prompt_tokens = {rounded} would "
+            f"shorten every row from {limit + budget} to {rounded + budget} positions, which saves memory and time"
+        )
 
 
 def _describe_draft(experiment: Experiment, continuing: bool) -> Iterator[str]:

@@ -32,9 +32,10 @@ def test_row_55_five_lines_say_what_the_run_is(experiment: Experiment):
 @pytest.mark.parametrize(("limit", "offered"), [(10, False), (16, False), (17, True), (1024, True)])
 def test_a_limit_far_above_the_longest_prompt_is_named(experiment: Experiment, limit: int, offered: bool):
     longer = of(experiment, f"--data.max-prompt-tokens {limit}")
-    said = "; the longest usable prompt has 8 tokens: data.max_prompt_tokens = 16 saves memory and time"
-    assert summarize(longer, continuing=False)[-1].endswith(said) == offered
-    assert "longest usable" not in summarize(longer, continuing=True)[-1]
+    said = "padding: no usable prompt has more than 8 tokens. data.max_prompt_tokens = 16 would shorten every row from "
+    said += f"{limit + 7} to 23 positions, which saves memory and time"
+    assert (summarize(longer, continuing=False)[-1] == said) == offered
+    assert len(summarize(longer, continuing=True)) == 5
 
 
 @pytest.mark.parametrize(
