@@ -22,7 +22,9 @@ def from_json(kind: Any, value: Any) -> Any:
     hints, read = get_type_hints(section), dict[str, Any]()
     for name, each in value.items():
         if name not in names[section]:
-            raise ValueError(f"{name}: is not an option of this version")
+            raise ValueError(
+                f"{name}: is not an option of this version; give a recipe as CONFIG, and the run as --checkpoint"
+            )
         try:
             read[name] = from_json(hints[name], each)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Time steps with and without speculation, by stage: `python -m launch.compare CONFIG [--draft-lengths 0,3,5,7]`.
+"""Time steps with and without speculation, by stage: `python -m launch.compare CONFIG|RUN [--draft-lengths 0,3,5,7]`.
 
 Prints the table of arXiv 2604.26779 for your own run. Each variant takes the same steps from the same state, on the
 same prompts with the same seeds. With --asynchronous.lag, a second table has steps whose rollouts run ahead.

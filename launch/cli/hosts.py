@@ -84,7 +84,7 @@ def common(config: RunConfig, options: Sequence[dict[str, Any]]) -> RunConfig:
     first, *others = map(flat, options)
     for number, each in enumerate(others, start=1):
         if differ := [name for name in first | each if name != "resume" and each.get(name) != first.get(name)]:
-            shown = ", ".join(f"{name} = {each.get(name)}, there {first.get(name)}" for name in differ[:3])
+            shown = ", ".join(f"{name} = {each.get(name)}, in process 0 {first.get(name)}" for name in differ[:3])
             more = f", and {len(differ) - 3} more" if len(differ) > 3 else ""
             raise ConfigError(f"hosts.index = {number}: its options differ from those of process 0: {shown}{more}")
     return replace(config, resume=first["resume"])

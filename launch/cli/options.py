@@ -185,6 +185,7 @@ def parse_run_and(
     if recipe is None:
         raise ConfigError(f"CONFIG must come first: {choices()}")
     if is_run(argv[0]):
+        _refuse_other_networks(recipe, values, new_run=reading is TRAIN and not values.get("resume"))
         if any(field.path == "checkpoint" for field in programs_own):
             values.setdefault("checkpoint", argv[0])
         if values.get("resume"):
@@ -206,6 +207,21 @@ def parse_run_and(
     if algorithm is not None:
         print(describe(algorithm, config, values))
     return config, options
+
+
+def _refuse_other_networks(run: RunConfig, values: Mapping[str, Any], new_run: bool) -> None:
+    """Raise ConfigError if other networks are asked for than those of the run that CONFIG names.
+
+    Options of the run follow from its networks. The files of its model may have moved, which a new run cannot tell from
+    another model.
+    """
+    for name in ("draft.kind", "data.tokenizer", *(["model.path"] if new_run else [])):
+        section, _, field = name.partition(".")
+        own = getattr(getattr(run, section), field)
+        if values.get(name, own) != own:
+            raise ConfigError(
+                f"{name} = {values[name]}: must be {own}, as in the run; give a recipe as CONFIG for others"
+            )
 
 
 def with_consequences(recipe: RunConfig, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Lookup of recipes by the name or path given as CONFIG."""
+"""Lookup of the configuration that CONFIG names: a recipe, or the options of a run."""
 
 import runpy
 from dataclasses import replace

@@ -147,7 +147,9 @@ def load_scorer(name: str, pattern: str | None = None, option: str = "reward.sco
     pattern: regular expression for `regex` and `format`. option: for error messages.
     """
     if name.startswith(FUNCTION):
-        raise ConfigError(f"reward.scorer = {name}: was a function of a script; name it as package.module:name")
+        raise ConfigError(
+            f"reward.scorer = {name}: was a function of a script; give --reward.scorer package.module:name"
+        )
     if name in NAMED:
         return NAMED[name]() if pattern is None else NAMED[name](pattern)
     function = load_function(option, name, NAMED)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from launch.cli.console import console
+from launch.cli.recipes import recipes
 from launch.run.step_timer import DispatchedStep
 from launch.setup.drafts.base import MORE_TRAINING, Draft
 from launch.setup.experiment import Experiment
@@ -105,7 +106,8 @@ def wrongly_loaded(draft: Draft, predicted: float, temperature: float, command: 
 
 def diagnose_command(run: Path) -> str:
     """Return the launch.diagnose command for the networks of a run."""
-    return f"python -m launch.diagnose {shlex.quote(str(run))}"
+    # A recipe may have the name of the directory.
+    return f"python -m launch.diagnose {'./' * (str(run) in recipes())}{shlex.quote(str(run))}"
 
 
 def first_step_check(experiment: Experiment, run: Path, warn: Callable[..., None]) -> Callable[[DispatchedStep], None]:

@@ -206,10 +206,10 @@ def open_logs(
     checks = first_step_check(experiment, directory, events.warn), partial(check_lag, config.asynchronous.lag)
     learning = LearningSignal(experiment.config, events.warn)
     mixture = experiment.networks.policy.mixture
-    some = () if mixture is None else (RouterLoad(mixture, events.warn),)
-    some += () if config.rollout.carry_over is None else (WholeGroups(config, events.warn),)
+    optional = () if mixture is None else (RouterLoad(mixture, events.warn),)
+    optional += () if config.rollout.carry_over is None else (WholeGroups(config, events.warn),)
     with MetricLog(directory, config.print_every, resume_step, also, events.warn, config.steps) as metrics:
-        timer = StepTimer(DraftShare(metrics.log), (*checks, switches, learning, *some, skipped))
+        timer = StepTimer(DraftShare(metrics.log), (*checks, switches, learning, *optional, skipped))
         yield RunLogs(directory, events, SampleLog(directory, experiment, resume_step), timer, skipped, signals)
 
 

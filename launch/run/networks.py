@@ -82,9 +82,7 @@ def trained_networks(
     if not distils:
         return params
     if not config.distill.steps:
-        console.print(
-            "the draft has random weights: distilled first, as launch.distill does (or pass --checkpoint RUN)"
-        )
+        console.print("the draft has random weights: distilled first, as launch.distill does (or give a run as CONFIG)")
     return replace(params, draft=distill(experiment, params, long_phases).draft)
 
 

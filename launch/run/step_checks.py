@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from statistics import fmean
 
@@ -127,12 +128,13 @@ class WholeGroups:
     """
 
     def __init__(self, config: RunConfig, warn: Callable[[int, str], None]) -> None:
-        self._config, self._warn, self._groups = config, warn, list[float]()
+        self._config, self._warn, self._groups = config, warn, list[int]()
 
     def __call__(self, step: DispatchedStep) -> None:
         if len(self._groups) == COUNTED_STEPS:
             return
-        self._groups.append(float(step.metrics["groups/sequences_trained"]) / self._config.rollout.group_size)
+        left = sum(int(step.metrics[name]) for name in ("groups/unfinished", "groups/too_old"))
+        self._groups.append(self._config.data.prompts - left)
         if len(self._groups) == COUNTED_STEPS and (mean := fmean(self._groups)) < FEWEST_GROUPS:
             self._warn(
                 step.number,
@@ -153,6 +155,8 @@ class RouterLoad:
 
     def __call__(self, step: DispatchedStep) -> None:
         tokens, unused = float(step.metrics["router/load_max"]) * self._equal, float(step.metrics["router/unused"])
+        if isnan(tokens):
+            return
         # If every second expert sees a token, one that sees all is no fault.
         collapsed = unused > MOST_UNUSED or tokens > MOST_TOKENS > 2 * self._equal
         if collapsed and not self._collapsed:

@@ -2,8 +2,8 @@
 
 Finished sequences keep their rows. An unfinished one needs one forward over its prompt and tokens, under the networks
 of this rollout. It is then decoded as any other, so that the drafters need not know. Its next tokens follow the law of
-these networks after its prefix. Their noise is keyed by the step in which it began: under networks that do not change
-it is the sequence that one rollout would have written.
+these networks after its prefix. Their noise is keyed by the step in which it began: with `coupled`, under networks that
+do not change, it is the sequence that one rollout would have written.
 """
 
 import math

@@ -26,6 +26,8 @@ from specjax.types import PyTree
 T = TypeVar("T")
 
 _DAY_MS = 24 * 60 * 60 * 1000
+# A value in the store is a message, or the address of one that is larger.
+_HERE, _OFFERED, _LARGE_BYTES = b"m", b"a", 2**16
 # Processes are never this many agreements apart: steps hold collectives.
 _KEPT_AGREEMENTS = 1000
 
@@ -256,15 +258,22 @@ def _source(x: Any) -> int | None:
 def _pass(source: int, value: T) -> T:
     """Return the value of process `source`, which may be large, in every process.
 
-    The source keeps no more than one: before the next it waits until all others have read it.
+    The source keeps no more than one large value: before the next it waits until all others have read it.
     """
     key = _next_key()
     if index() != source:
-        return decode(receive(_store().blocking_key_value_get(key, _DAY_MS)))
-    if _group.passing is not None:
-        _group.passing.join()
-    address, _group.passing = offer(encode(value), count() - 1, distributed.global_state.coordinator_address or "")
-    _store().key_value_set(key, address)
+        stored = _store().blocking_key_value_get_bytes(key, _DAY_MS)
+        kind, message = stored[:1], stored[1:]
+        return decode(receive(message.decode()) if kind == _OFFERED else message)
+    kind, message = _HERE, encode(value)
+    if len(message) > _LARGE_BYTES:
+        if _group.passing is not None:
+            _group.passing.join()
+        coordinator = distributed.global_state.coordinator_address
+        assert coordinator is not None
+        address, _group.passing = offer(message, count() - 1, coordinator)
+        kind, message = _OFFERED, address.encode()
+    _store().key_value_set_bytes(key, kind + message)
     return value
 
 

@@ -1,33 +1,38 @@
 """Large messages between the processes of a job over TCP. Its key-value store is slower, and refuses 2 GiB."""
 
 import hmac
+import ipaddress
 import secrets
 import socket
 from contextlib import suppress
-from threading import Thread
+from functools import partial
+from threading import Semaphore, Thread
 
-# A process that has the address connects, and then reads, within this time.
+# A process that has the address connects within this time. A transfer ends if nothing passes for as long.
 _WITHIN_S = 60.0
+# Others than readers know no secret.
+_SECRET_WITHIN_S = 5.0
 _SECRET_BYTES = 16
+_CHUNK_BYTES = 2**20
 
 
-def offer(message: bytes, readers: int, towards: str) -> tuple[str, Thread]:
+def offer(message: bytes, readers: int, coordinator: str) -> tuple[str, Thread]:
     """Offer a message on a port of its own. Return the address for `receive`, and a thread that ends when all have it.
 
     The address has a secret, so that no one else is given the message.
 
-    readers: number of processes that will read it.
-    towards: HOST:PORT that they reach this process by the way to, such as the job's coordinator.
+    readers:     number of processes that will read it.
+    coordinator: HOST:PORT of the job's coordinator, which all processes reach.
     """
-    host, _, port = towards.rpartition(":")
-    family, *_, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as way:
-        way.connect(address)  # sends nothing
-        own = way.getsockname()[0]
-    server, secret = socket.create_server((own, 0), family=family), secrets.token_bytes(_SECRET_BYTES)
+    dual = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual else socket.AF_INET
+    server, secret = (
+        socket.create_server(("", 0), family=family, dualstack_ipv6=dual),
+        secrets.token_bytes(_SECRET_BYTES),
+    )
     thread = Thread(target=_serve, args=(server, secret, message, readers), daemon=True)
     thread.start()
-    return f"{secret.hex()}@{own}@{server.getsockname()[1]}", thread
+    return f"{secret.hex()}@{_reachable_host(coordinator)}@{server.getsockname()[1]}", thread
 
 
 def receive(address: str) -> bytearray:
@@ -41,24 +46,52 @@ def receive(address: str) -> bytearray:
         raise ConnectionError(f"connection closed by the process at {host}, which was sending: {error}") from error
 
 
+def _reachable_host(coordinator: str) -> str:
+    """Return the address by which others reach this host: of the interface on the route to the coordinator.
+
+    On the coordinator's own host that may be a loopback, and then it is the coordinator's name.
+    """
+    host, _, port = coordinator.rpartition(":")
+    host = host.strip("[]")
+    for family, *_, address in socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM):
+        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)  # sends nothing
+            found = probe.getsockname()[0]
+            return host if ipaddress.ip_address(found).is_loopback else found
+    return host
+
+
 def _serve(server: socket.socket, secret: bytes, message: bytes, readers: int) -> None:
+    left, served = readers, Semaphore(0)
     with server:
-        while readers:
-            connection, _ = server.accept()
-            with connection, suppress(OSError):
-                connection.settimeout(_WITHIN_S)
-                if hmac.compare_digest(_read(connection, _SECRET_BYTES), secret):
-                    connection.sendall(len(message).to_bytes(8))
-                    connection.sendall(message)
-                    readers -= 1
+        server.settimeout(0.1)
+        while left:
+            with suppress(OSError):
+                connection, _ = server.accept()
+                Thread(target=partial(_answer, connection, secret, message, served), daemon=True).start()
+            while served.acquire(blocking=False):
+                left -= 1
+
+
+def _answer(connection: socket.socket, secret: bytes, message: bytes, served: Semaphore) -> None:
+    with connection, suppress(OSError):
+        connection.settimeout(_SECRET_WITHIN_S)
+        if not hmac.compare_digest(_read(connection, _SECRET_BYTES), secret):
+            return
+        connection.settimeout(_WITHIN_S)
+        connection.sendall(len(message).to_bytes(8))
+        rest = memoryview(message)
+        while rest:
+            rest = rest[connection.send(rest[:_CHUNK_BYTES]) :]
+        served.release()
 
 
 def _read(connection: socket.socket, size: int) -> bytearray:
-    found = bytearray(size)
-    view = memoryview(found)
-    while view:
-        read = connection.recv_into(view)
-        if not read:
+    read = bytearray(size)
+    rest = memoryview(read)
+    while rest:
+        count = connection.recv_into(rest)
+        if not count:
             raise ConnectionError("it ended")
-        view = view[read:]
-    return found
+        rest = rest[count:]
+    return read

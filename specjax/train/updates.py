@@ -107,6 +107,6 @@ def run_updates(
         norms=jax.tree.map(jnp.mean, norms),
         # A draft that is not trained has no update to skip, whatever its loss.
         skipped=Params(*(jnp.sum(x, dtype=jnp.int32) for x in (~finite.policy, ~finite.draft & train_draft))),
-        empty=jnp.sum(norms.policy == 0, dtype=jnp.int32),
+        empty=jnp.sum(finite.policy & (norms.policy == 0), dtype=jnp.int32),
     )
     return params, states, report

@@ -47,7 +47,7 @@ def test_row_61_the_directory_of_a_run_gives_its_options(recipe: str, options: d
         ({"architectures": ["Qwen3ForCausalLM"]}, "config.json is not a run's; must be one of ...tiny"),
         (
             {"name": "a", "steps": 1, "rollout": {"law": {"new": 1}}},
-            "rollout.law.new: is not an option of this version",
+            "rollout.law.new: is not an option of this version; give a recipe",
         ),
         ({"name": "a", "steps": 0, "rollout": {}}, "steps"),
     ],
@@ -58,8 +58,19 @@ def test_row_61_another_config_is_refused(recorded: dict[str, Any], message: str
         load_recipe(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "options", [["--draft.kind", "mtp"], ["--data.tokenizer", "checkpoint"], ["--model.path", "x"]]
+)
+def test_row_61_a_run_has_the_networks_of_the_run(options: list[str], tmp_path: Path) -> None:
+    """Its stop tokens, and what of its draft is trained, follow from them."""
+    write_json(tmp_path / "config.json", asdict(load_recipe("tiny")))
+    with refuses(f"{options[0][2:]} = {options[1]}: must be ...; give a recipe as CONFIG", ConfigError):
+        parse_run([str(tmp_path), *options], "", "")
+
+
 def test_row_61_the_command_names_the_run() -> None:
     assert shlex.split(diagnose_command(Path("runs/[1] x"))) == ["python", "-m", "launch.diagnose", "runs/[1] x"]
+    assert diagnose_command(Path("./tiny")).endswith(" ./tiny")
 
 
 def test_row_61_the_alarm_ends_with_the_command_that_tells_its_causes_apart() -> None:

@@ -123,12 +123,13 @@ def test_row_08_means_of_no_round_have_no_value() -> None:
     assert np.isnan([metrics[name] for name in names]).all() and metrics["rollout/rounds"] == 0
 
 
-@pytest.mark.parametrize(("trained", "warns"), [([4, 40], True), ([40, 48], False)])
-def test_few_whole_groups_with_carry_over_are_said_once(trained: list[int], warns: bool) -> None:
+@pytest.mark.parametrize(("left", "warns"), [([19, 10], True), ([10, 8], False)])
+def test_few_whole_groups_with_carry_over_are_said_once(left: list[int], warns: bool) -> None:
     said = list[tuple[int, str]]()
-    signal = WholeGroups(RUN, lambda number, text: said.append((number, text)))
+    config = replace(RUN, data=replace(RUN.data, prompts=20))
+    signal = WholeGroups(config, lambda number, text: said.append((number, text)))
     for number in range(3 * COUNTED_STEPS):
-        metrics: Any = {"groups/sequences_trained": trained[number % 2]}
+        metrics: Any = {"groups/unfinished": left[number % 2], "groups/too_old": 0}
         signal(DispatchedStep(number, 0.0, metrics, None, None))  # pyright: ignore[reportArgumentType]
     assert [number for number, _ in said] == [COUNTED_STEPS - 1] * warns
     assert not warns or said[0][1].startswith("WARNING: 5.5 groups a step were whole")
@@ -137,11 +138,11 @@ def test_few_whole_groups_with_carry_over_are_said_once(trained: list[int], warn
 def test_routers_that_collapse_are_said_once() -> None:
     said, share = list[tuple[int, str]](), 128 / 8
     signal = RouterLoad(Mixture(2, 128, 8), lambda number, text: said.append((number, text)))
-    loads = (2.0, 0.1), (math.nan, math.nan), (0.95 * share, 0.1), (0.95 * share, 0.1), (2.0, 0.1), (1.5, 0.75)
+    loads = (2.0, 0.1), (0.95 * share, 0.1), (math.nan, math.nan), (0.95 * share, 0.1), (2.0, 0.1), (1.5, 0.75)
     for number, (load, unused) in enumerate(loads, start=1):
         metrics: Any = {"router/load_max": load, "router/unused": unused}
         signal(DispatchedStep(number, 0.0, metrics, None, None))  # pyright: ignore[reportArgumentType]
-    assert [number for number, _ in said] == [3, 6]
+    assert [number for number, _ in said] == [2, 6]
     assert "an expert sees 95% of the tokens of its layer (an equal share is 6.2%)" in said[0][1]
     assert "75% of all experts see none" in said[1][1]
 

@@ -77,7 +77,7 @@ def test_a_process_with_other_options_is_refused() -> None:
     resumed, given = replace(config, resume=True), asdict(config)
     assert common(config, [asdict(resumed), given]) == resumed
     other = asdict(replace(config, seed=config.seed + 1, data=replace(config.data, prompts=3), steps=7, print_every=9))
-    with refuses("hosts.index = 2: its options differ from those of process 0: seed = 1, there 0...and 1 more"):
+    with refuses("hosts.index = 2: its options differ from those of process 0: seed = 1, in process 0 0...and 1 more"):
         common(config, [given, given, other])
 
 

@@ -75,7 +75,8 @@ def assert_goes_on_to_the_bit(config: RunConfig, copied: Path) -> None:
     shutil.rmtree(copied / "checkpoints" / str(config.steps))
     stored = copied / "config.json"
     stored.write_text(stored.read_text().replace(str(directory), str(copied)))
-    run(replace(config, out=str(copied), resume=True))
+    # The directory has all options.
+    run(parse_run([str(copied), "--resume"], "", ""))
     assert_same_run(copied, directory, config.steps)
 
 

@@ -109,10 +109,10 @@ def adapted() -> Both:
 
 
 @pytest.mark.parametrize("both, lag", [("single", 0), ("single", 1), ("single", 2), ("adapted", 0), ("adapted", 1)])
-def test_rollouts_are_those_of_the_networks_some_updates_before_to_the_bit(
+def test_rollouts_are_those_of_the_networks_some_updates_before(
     both: str, lag: int, request: pytest.FixtureRequest
 ) -> None:
-    """Without lag they are the synchronous step's. With one, the update is another program: it raises no alarms."""
+    """Without lag they are the synchronous step's. With one, XLA rounds an update without alarms differently."""
     of: Both = request.getfixturevalue(both)
     (wanted, tokens), (found, others) = of.by_hand(lag, 3), of.ahead(lag, 3)
     jax.tree.map(np.testing.assert_array_equal, others, tokens)
