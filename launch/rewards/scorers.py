@@ -148,7 +148,8 @@ def load_scorer(name: str, pattern: str | None = None, option: str = "reward.sco
     """
     if name.startswith(FUNCTION):
         raise ConfigError(
-            f"reward.scorer = {name}: was a function of a script; give --reward.scorer package.module:name"
+            f"reward.scorer = {name}: was a function of a script; give --reward.scorer package.module:name, "
+            "or in Python train(.., resume=True)"
         )
     if name in NAMED:
         return NAMED[name]() if pattern is None else NAMED[name](pattern)
