@@ -185,8 +185,9 @@ def parse_run_and(
     if recipe is None:
         raise ConfigError(f"CONFIG must come first: {choices()}")
     if is_run(argv[0]):
-        _refuse_other_networks(recipe, values, new_run=reading is TRAIN and not values.get("resume"))
-        if any(field.path == "checkpoint" for field in programs_own):
+        reads_checkpoint = any(field.path == "checkpoint" for field in programs_own)
+        _refuse_other_networks(recipe, values, new_run=not (reads_checkpoint or values.get("resume")))
+        if reads_checkpoint:
             values.setdefault("checkpoint", argv[0])
         if values.get("resume"):
             values.setdefault("out", argv[0])

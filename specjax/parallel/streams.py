@@ -5,12 +5,11 @@ import ipaddress
 import secrets
 import socket
 from contextlib import suppress
-from functools import partial
 from threading import Semaphore, Thread
 
 # A process that has the address connects within this time. A transfer ends if nothing passes for as long.
 _WITHIN_S = 60.0
-# Others than readers know no secret.
+# Strangers, who know no secret, are not waited for longer.
 _SECRET_WITHIN_S = 5.0
 _SECRET_BYTES = 16
 _CHUNK_BYTES = 2**20
@@ -26,10 +25,8 @@ def offer(message: bytes, readers: int, coordinator: str) -> tuple[str, Thread]:
     """
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
-    server, secret = (
-        socket.create_server(("", 0), family=family, dualstack_ipv6=dual),
-        secrets.token_bytes(_SECRET_BYTES),
-    )
+    server = socket.create_server(("", 0), family=family, dualstack_ipv6=dual)
+    secret = secrets.token_bytes(_SECRET_BYTES)
     thread = Thread(target=_serve, args=(server, secret, message, readers), daemon=True)
     thread.start()
     return f"{secret.hex()}@{_reachable_host(coordinator)}@{server.getsockname()[1]}", thread
@@ -68,7 +65,7 @@ def _serve(server: socket.socket, secret: bytes, message: bytes, readers: int) -
         while left:
             with suppress(OSError):
                 connection, _ = server.accept()
-                Thread(target=partial(_answer, connection, secret, message, served), daemon=True).start()
+                Thread(target=_answer, args=(connection, secret, message, served), daemon=True).start()
             while served.acquire(blocking=False):
                 left -= 1
 
