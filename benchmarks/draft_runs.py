@@ -90,7 +90,7 @@ class Position:
 
 def generic_answers(experiment: Experiment, params: Params, number: int) -> Answers:
     """Return the policy's answers to `number` strings of random tokens, as long as the task's prompts."""
-    rng, width = np.random.default_rng(0), experiment.config.data.max_prompt_tokens
+    rng, width = np.random.default_rng(0), experiment.prompt_width
     ordinary = np.setdiff1d(np.arange(experiment.networks.policy.vocab_size), experiment.tokenizer.stop_tokens)
     lengths = rng.choice([len(row) for row in experiment.train_prompts.rows], number)
     tokens = np.where(np.arange(width) < lengths[:, None], rng.choice(ordinary, (number, width)), 0)
@@ -160,7 +160,7 @@ def reinforce(experiment: Experiment, params: Params, start: str, mode: str) -> 
     reward = make_reward(None, experiment.problems.train, experiment.tokenizer)
     step = make_train_step(experiment.networks.policy, experiment.networks.drafter, reward, config, experiment.mesh)
     pipeline = experiment.train_batches()
-    shape = experiment.config.data.prompts, experiment.config.data.max_prompt_tokens
+    shape = experiment.config.data.prompts, experiment.prompt_width
     # Copied, because steps donate their state and other runs start from the same parameters.
     state = init_train_state(jax.tree.map(jnp.copy, params), config, experiment.mesh, prompts=shape)
     run = DraftRun(start, mode, [], [], [])

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,12 +20,13 @@ from tests.launch.checkpoints import write_checkpoint
 from tests.launch.programs import SHRUNK
 
 README = ROOT / "README.md"
+LIMIT = 200
 
 
-def run(page: Path, title: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run the only Python example of a section. Return its output."""
+def run(page: Path, title: str, capsys: pytest.CaptureFixture[str], names: dict[str, Any] | None = None) -> str:
+    """Run the only Python example of a section. Return its output. names: get those that it defines."""
     (example,) = blocks(section(page, title), "python")
-    execute(example, page, {})
+    execute(example, page, {} if names is None else names)
     return capsys.readouterr().out
 
 
@@ -32,9 +34,16 @@ def test_a_run_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.chdir(tmp_path)
     # An existing local path takes precedence over a name on the hub.
     write_checkpoint(tmp_path / "Qwen/Qwen3-0.6B")
-    small = override(load_recipe("own_data"), SHRUNK | {"rollout.draft_lengths": (0, 2), "eval.prompts": 4})
+    changed = {"rollout.draft_lengths": (0, 2), "eval.prompts": 4, "data.max_prompt_tokens": LIMIT}
+    small = override(load_recipe("own_data"), SHRUNK | changed)
     monkeypatch.setattr(launch.trainer, "load_recipe", {"own_data": small}.__getitem__)
-    said = run(README, "Try it", capsys)
+    names: dict[str, Any] = {}
+    said = run(README, "Try it", capsys, names)
+    assert "sequences of up to 16 + 8 tokens" in said, "as wide as its longest prompt"
+    longer = "What is 7 + 8? " * 8
+    assert isinstance(names["run"].generate(longer)[0], str), "longer than any that it trained on"
+    with pytest.raises(ConfigError, match=f"prompt: must have 1 .. {LIMIT} tokens"):
+        names["run"].generate(longer * LIMIT)
     assert "draft: EAGLE-3 head" in said and re.search(r"^held-out accuracy \d+\.\d% \['", said, re.MULTILINE)
     assert "automatic" in said
     assert (tmp_path / "policy/model.safetensors").exists() and (tmp_path / "draft/made_for.json").exists()

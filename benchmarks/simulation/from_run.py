@@ -65,10 +65,12 @@ def read_evidence(directory: Path) -> tuple[dict[str, Any], Evidence]:
     table = directory / COST_TABLE
     cells = read_cells(table) if table.is_file() else []
     if cells:
-        phases = _phases(config, values["sequences"] // shards)
+        # The widest round holds the longest prompt and its completion.
+        width = max(max(cell.window for cell in cells) - values["limit_tokens"], 1)
+        phases = _phases(config, values["sequences"] // shards, width)
         mixture, unknown = _mixture(config)
         values |= {"slots": phases[0].slots, "phases": tuple(dict.fromkeys(slots for slots, _ in phases))}
-        values["prompt_tokens"] = max(phases[-1].window - values["limit_tokens"], 1)
+        values["prompt_tokens"] = width
         evidence = evidence._replace(cells=tuple(cells), phases=phases, mixture=mixture)
         notes += unknown
     return values, evidence._replace(notes=notes)
@@ -79,14 +81,14 @@ def _shards(config: dict[str, Any], mesh: str, axes: tuple[str, ...] = BATCH_AXE
     return math.prod(_integer(config, f"{mesh}.{axis}") for axis in axes)
 
 
-def _phases(config: dict[str, Any], sequences: int) -> tuple[Phase, ...]:
+def _phases(config: dict[str, Any], sequences: int, prompt_width: int) -> tuple[Phase, ...]:
     """Return the phases of a data shard with so many sequences."""
     with as_config_error():
         rollout = RolloutConfig(
             max_new_tokens=_integer(config, "rollout.max_new_tokens"),
             phases=tuple((slots, window) for slots, window in config.get("rollout.phases", ())),
         )
-        return lay_out(rollout, sequences, _integer(config, "data.max_prompt_tokens"))
+        return lay_out(rollout, sequences, prompt_width)
 
 
 def _mixture(config: dict[str, Any]) -> tuple[Mixture | None, tuple[str, ...]]:

@@ -55,7 +55,7 @@ class DataConfig(Options):
         chat_template_time: What strftime_now of a chat template takes for now, as 2026-11-28T09:30:00. None: the start
                            of the run, also for programs that read the run.
         prompts:           Prompts per step, over all data shards.
-        max_prompt_tokens: Drop longer prompts, with a warning.
+        max_prompt_tokens: Drop longer prompts, with a warning. The others are padded to the longest.
         arithmetic:        The built-in task.
     """
 

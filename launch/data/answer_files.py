@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.cli.errors import ConfigError
-from launch.data.batches import check_ids
+from launch.data.batches import check_ids, padded_length
 from launch.data.json_lines import field_value, text_field
 from launch.data.problems import Problem
 from launch.data.prompts import CALLS, prompt_fields, read_message, read_prompt, with_tool_calls
@@ -75,7 +75,8 @@ def load_answers(
     if not rows:
         reason = "; ".join(["must hold at least one answer to a prompt", *notes])
         raise ConfigError(f"responses = {path}: {reason}")
-    return Answers.pad([-1] * len(rows), rows, max_prompt_tokens + max_new_tokens), notes
+    longest = max(len(prompt) + len(answer) for prompt, answer in rows)
+    return Answers.pad([-1] * len(rows), rows, padded_length(longest, max_prompt_tokens + max_new_tokens)), notes
 
 
 def _turns_of(path: str | Path) -> Iterator[tuple[dict[str, Any], bool, str]]:

@@ -17,6 +17,9 @@ from launch.data.tokenizers import Tokenizer
 from specjax.parallel.mesh import batch_shards
 from specjax.types import Prompts
 
+# Rows are padded to a multiple of it.
+ROUNDED_TO = 16
+
 
 @dataclass(frozen=True)
 class PromptTable:
@@ -25,7 +28,8 @@ class PromptTable:
     Attributes:
         rows:       the usable prompts, unpadded.
         ids:        int32 [rows], index of each prompt's problem in the list.
-        max_length: tokens to which a batch is padded.
+        max_length: the most tokens of a usable prompt.
+        width:      tokens to which batches pad their rows: the longest one's, rounded up, at most max_length.
         dropped:    number of problems whose prompt is empty or too long.
         too_long:   tokens of each prompt that is too long, ascending.
     """
@@ -33,6 +37,7 @@ class PromptTable:
     rows: tuple[list[int], ...]
     ids: np.ndarray
     max_length: int
+    width: int
     dropped: int
     too_long: tuple[int, ...] = ()
 
@@ -40,7 +45,7 @@ class PromptTable:
     def build(
         cls, problems: Sequence[Problem], tokenizer: Tokenizer, max_length: int, vocab_size: int
     ) -> "PromptTable":
-        """Encode each problem's prompt. Batches of the table pad rows to `max_length` tokens.
+        """Encode each problem's prompt.
 
         Raises ConfigError if an id is not below `vocab_size`, the size of the policy's vocabulary.
         """
@@ -48,18 +53,15 @@ class PromptTable:
         for number, prompt in enumerate(prompts):
             check_ids(prompt, vocab_size, f"the prompt of problem {number}")
         ids = [i for i, prompt in enumerate(prompts) if 0 < len(prompt) <= max_length]
+        longest = max((len(prompts[i]) for i in ids), default=max_length)
         return cls(
             rows=tuple(prompts[i] for i in ids),
             ids=np.array(ids, np.int32),
             max_length=max_length,
+            width=padded_length(longest, max_length),
             dropped=len(prompts) - len(ids),
             too_long=tuple(sorted(len(prompt) for prompt in prompts if len(prompt) > max_length)),
         )
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest usable prompt; 0 if there is none."""
-        return max(map(len, self.rows), default=0)
 
     def check_max_length(self) -> None:
         """Raise ConfigError if all prompts that are not empty are too long."""
@@ -76,8 +78,8 @@ class PromptTable:
         return replace(self, rows=self.rows[:count], ids=self.ids[:count])
 
     def batch(self, picks: np.ndarray) -> Prompts:
-        """Return the rows `picks`, int [N], as numpy arrays: tokens [N, max_length], padded with 0, lengths and ids."""
-        tokens, lengths = pad([self.rows[pick] for pick in picks], self.max_length)
+        """Return the rows `picks`, int [N], as numpy arrays: tokens [N, width], padded with 0, lengths and ids."""
+        tokens, lengths = pad([self.rows[pick] for pick in picks], self.width)
         return Prompts(tokens=tokens, lengths=lengths, id=self.ids[picks])  # pyright: ignore[reportArgumentType]
 
 
@@ -179,6 +181,11 @@ def check_ids(ids: Sequence[int], vocab_size: int, owner: str) -> None:
         raise ConfigError(
             f"{owner} has token id {wrong}: must be within 0 .. {vocab_size - 1}, the policy's vocabulary"
         )
+
+
+def padded_length(longest: int, most: int) -> int:
+    """Return the tokens to which rows are padded, of which the longest has `longest`: rounded up, at most `most`."""
+    return min(-(-longest // ROUNDED_TO) * ROUNDED_TO, most)
 
 
 def pad(rows: Sequence[Sequence[int]], length: int) -> tuple[np.ndarray, np.ndarray]:

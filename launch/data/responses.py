@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from launch.cli.errors import ConfigError
-from launch.data.batches import check_ids, pad
+from launch.data.batches import check_ids, pad, padded_length
 from launch.data.problems import Problem
 from launch.data.prompts import prompt_text
 from launch.data.tokenizers import Tokenizer
@@ -92,7 +92,9 @@ def join_answers(parts: Sequence[Answers]) -> Answers:
 
 
 def worked_solutions(problems: Sequence[Problem], tokenizer: Tokenizer, length: int, vocab_size: int) -> Answers:
-    """Return the solutions of the problems as answers, each ended by a stop token and padded to `length` tokens.
+    """Return the solutions of the problems as answers, each ended by a stop token.
+
+    length: most tokens of a prompt with its solution. Rows are padded as far as the longest needs.
 
     Raises ConfigError if a problem has no solution, does not fit, or has an id outside the policy's vocabulary.
     """
@@ -111,4 +113,5 @@ def worked_solutions(problems: Sequence[Problem], tokenizer: Tokenizer, length: 
             )
         check_ids([*prompt, *solution], vocab_size, f"problem {index} with its solution")
         pairs.append((prompt, solution))
-    return Answers.pad(range(len(pairs)), pairs, length)
+    longest = max((len(prompt) + len(solution) for prompt, solution in pairs), default=length)
+    return Answers.pad(range(len(pairs)), pairs, padded_length(longest, length))

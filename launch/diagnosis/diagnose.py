@@ -67,9 +67,10 @@ def diagnose(experiment: Experiment, params: Params, count: int) -> Diagnosis:
 def _diagnose(experiment: Experiment, params: Params, count: int) -> Diagnosis:
     networks, config, params = experiment.networks, experiment.config.rollout, joined(params)
     table, law, chunk = experiment.held_out_prompts, config.law, experiment.config.logit_chunk
-    width = min(max(ROWS // config.group_size, 1), count, len(table.rows))
-    check_rollout(experiment, config, width, {"prompts": width, "rollout.group_size": config.group_size})
-    batches = fixed_batches(table.first(count), width)
+    prompts = min(max(ROWS // config.group_size, 1), count, len(table.rows))
+    rows = {"prompts": prompts, "rollout.group_size": config.group_size}
+    check_rollout(experiment, config, (prompts, table.width), rows)
+    batches = fixed_batches(table.first(count), prompts)
     observed, comparison = observe(experiment, networks.drafter, params, batches, config)
     caches, predicts = caches_finding(comparison), is_predicted(networks.drafter)
     overlaps, others = None, []

@@ -47,8 +47,8 @@ def check_distillation(experiment: Experiment, given: Answers | None = None) -> 
     config, options = experiment.config, experiment.config.distill
     if not experiment.networks.draft.has_params:
         raise ConfigError(f"draft.kind = {config.draft.kind}: has no parameters to distil; distill.steps must be 0")
-    prompts, group_size = config.data.prompts, config.rollout.group_size
-    check_rollout(experiment, config.rollout, prompts, {"data.prompts": prompts, "rollout.group_size": group_size})
+    prompts, rows = config.data.prompts, {"rollout.group_size": config.rollout.group_size}
+    check_rollout(experiment, config.rollout, (prompts, experiment.prompt_width), {"data.prompts": prompts, **rows})
     experiment.train_batches()
     check_distillation_batch(config, batch_shards(experiment.mesh))
     available = _chunks(experiment)[0] * experiment.sequences if given is None else len(given)

@@ -43,12 +43,11 @@ def answer_prompt(
     Raises ConfigError if the prompt is empty or too long.
     """
     config = experiment.config
-    limit = config.data.max_prompt_tokens
     table = experiment.encode_prompts([Problem(prompt=prompt, answer="")])
     if table.dropped:
-        raise ConfigError(f"prompt: must have 1 .. {limit} tokens (data.max_prompt_tokens)")
+        raise ConfigError(f"prompt: must have 1 .. {table.max_length} tokens (data.max_prompt_tokens)")
     sampler, shards = Sampler(experiment, experiment.networks.drafter, samples, step=0), batch_shards(experiment.mesh)
-    check_rollout(experiment, sampler.rollout, shards, {"samples": samples})
+    check_rollout(experiment, sampler.rollout, (shards, table.width), {"samples": samples})
     (prompts,) = fixed_batches(table, shards)
     if samples == 1 and config.rollout.function is None:
         return _stream(experiment, params, prompts, sampler, show)

@@ -55,7 +55,9 @@ def prompt_tables(
         if table.dropped:
             console.print(f"{name}: {table.dropped} prompts dropped: empty or over {table.max_length} tokens")
         tables[name] = table if count is None else table.first(count)
-    return tables
+    # One width, so that all sets share a program.
+    width = max(table.width for table in tables.values())
+    return {name: replace(table, width=width) for name, table in tables.items()}
 
 
 def evaluate_sets(
@@ -76,7 +78,8 @@ def evaluate_sets(
     completions = None if args.save is None else JsonLinesWriter("save", args.save)
     largest = max(len(table.rows) for table in tables.values())
     batch_size = prompts_per_batch(experiment.sequences, args.samples, largest, experiment.mesh)
-    check_rollout(experiment, sample.rollout, batch_size, {"samples": args.samples, "data.prompts": batch_size})
+    shape = batch_size, next(iter(tables.values())).width
+    check_rollout(experiment, sample.rollout, shape, {"samples": args.samples, "data.prompts": batch_size})
     reports = []
     pool = make_pool(config.reward)
     with pool or nullcontext():

@@ -111,7 +111,7 @@ def _check_loss_function(experiment: Experiment) -> None:
     config, loss = experiment.config, experiment.config.loss
     if loss.function is None:
         return
-    width = config.data.max_prompt_tokens + config.rollout.max_new_tokens
+    width = experiment.prompt_width + config.rollout.max_new_tokens
     shaped: Any = jax.ShapeDtypeStruct
     x, mask = (shaped((1, width), dtype) for dtype in (jnp.float32, jnp.bool))
     inputs = LossInputs(x, x, x, x if loss.kl_coefficient else None, x, mask)
@@ -123,4 +123,5 @@ def _check_evaluation(experiment: Experiment) -> None:
     options = experiment.config.eval
     if options.every:
         rollout = replace(experiment.config.rollout, group_size=options.samples, draft_lengths=())
-        check_rollout(experiment, rollout, held_out_batch_size(experiment), {"eval.samples": options.samples})
+        prompts = held_out_batch_size(experiment), experiment.held_out_prompts.width
+        check_rollout(experiment, rollout, prompts, {"eval.samples": options.samples})

@@ -10,8 +10,6 @@ from launch.setup.experiment import Experiment
 from specjax.types import PyTree
 
 LOOKED_UP = {"ngram": "sequence", "history": "prompt's other completions"}
-# The prompt length that is offered is a multiple of it.
-ROUNDED_TO = 16
 DRAFTS = {"eagle3": "EAGLE-3 head", "mtp": "MTP head", "model": "draft model"}
 
 
@@ -34,9 +32,8 @@ def summarize(experiment: Experiment, continuing: bool) -> list[str]:
         f"draft: {', '.join(_describe_draft(experiment, continuing))}; {_how_it_drafts(experiment, continuing)}",
         "devices: " + "; ".join(f"{_devices(mesh)} {verb}" for verb, mesh in meshes.items()),
         f"step: {data.prompts} prompts x {rollout.group_size} samples = {experiment.sequences} sequences of up to "
-        f"{data.max_prompt_tokens} + {rollout.max_new_tokens} tokens; {config.steps} steps; learning rate "
+        f"{experiment.prompt_width} + {rollout.max_new_tokens} tokens; {config.steps} steps; learning rate "
         f"{config.policy_optimizer.learning_rate:g}" + " of the adapters" * config.lora.enabled,
-        *(() if continuing else _padding(experiment)),
     ]
 
 
@@ -51,21 +48,6 @@ def _describe_policy(experiment: Experiment) -> str:
         f"{_count(params.base)} frozen in {lora.base_dtype or model.dtype}; trains LoRA of {size}{merged}, "
         f"{_count(params.policy)} in float32"
     )
-
-
-def _padding(experiment: Experiment) -> Iterator[str]:
-    """Yield the option that saves padding if no prompt takes half of data.max_prompt_tokens.
-
-    A run that continues cannot change the option.
-    """
-    limit, budget = experiment.config.data.max_prompt_tokens, experiment.config.rollout.max_new_tokens
-    longest = max(experiment.train_prompts.longest, experiment.held_out_prompts.longest)
-    rounded = -(-longest // ROUNDED_TO) * ROUNDED_TO
-    if 2 * longest < limit and rounded < limit:
-        yield (
-            f"padding: no usable prompt has more than {longest} tokens. data.max_prompt_tokens = {rounded} would "
-            f"shorten every row from {limit + budget} to {rounded + budget} positions, which saves memory and time"
-        )
 
 
 def _describe_draft(experiment: Experiment, continuing: bool) -> Iterator[str]:

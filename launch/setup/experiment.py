@@ -77,10 +77,15 @@ class Experiment:
         """Held-out prompts as token ids."""
         return self.encode_prompts(self.problems.held_out)
 
+    @property
+    def prompt_width(self) -> int:
+        """Tokens to which the prompts of a step are padded; data.max_prompt_tokens if problems are not read."""
+        return self.train_prompts.width
+
     def encode_prompts(self, problems: Sequence[Problem]) -> PromptTable:
         """Return the usable prompts of `problems` as token ids."""
-        width, vocab_size = self.config.data.max_prompt_tokens, self.networks.policy.vocab_size
-        return PromptTable.build(problems, self.tokenizer, width, vocab_size)
+        limit, vocab_size = self.config.data.max_prompt_tokens, self.networks.policy.vocab_size
+        return PromptTable.build(problems, self.tokenizer, limit, vocab_size)
 
     @property
     def draft_vocabulary(self) -> list[int] | None:
@@ -106,11 +111,11 @@ class Experiment:
     def phases(self) -> tuple[Phase, ...]:
         """Phases of a rollout, with the slots of one data shard."""
         shards = batch_shards(self.rollout_mesh)
-        return lay_out(self.config.rollout, self.sequences // shards, self.config.data.max_prompt_tokens)
+        return lay_out(self.config.rollout, self.sequences // shards, self.prompt_width)
 
     def abstract_prompts(self, count: int) -> Prompts:
         """Return the shapes and dtypes of `count` prompts."""
-        shapes = (count, self.config.data.max_prompt_tokens), (count,), (count,)
+        shapes = (count, self.prompt_width), (count,), (count,)
         return Prompts(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes))  # pyright: ignore[reportArgumentType]
 
     def trace_rollout(self, config: RolloutConfig, prompts: int, mesh: Mesh, training: bool = False) -> Rollout:
@@ -121,7 +126,7 @@ class Experiment:
 
         Raises ConfigError if the rollout function raises, or if its tokens or lengths have wrong shapes.
         """
-        width, networks = self.config.data.max_prompt_tokens, self.networks
+        width, networks = self.prompt_width, self.networks
         policy, drafter, params = networks.policy, networks.drafter, networks.params
         rows = prompts * config.group_size
         phases = len(lay_out(config, rows // batch_shards(mesh), width))
@@ -210,11 +215,12 @@ def abstract_experiment(config: RunConfig, mesh: Mesh, rollout_mesh: Mesh | None
         tokenizer = build_tokenizer(config)
         stop_tokens = tokenizer.stop_tokens
     config = replace(config, rollout=replace(config.rollout, stop_tokens=stop_tokens))
-    problems = build_problems(config) if config.draft.lookup.kind == "history" else Problems(train=[], held_out=[])
-    networks = build_networks(config, mesh, tokenizer, problems.train, shapes=True)
+    remembered = build_problems(config).train if config.draft.lookup.kind == "history" else []
+    networks = build_networks(config, mesh, tokenizer, remembered, shapes=True)
     _check_experts(config, networks)
     config = _frozen_if_empty(config, networks)
-    return Experiment(config, mesh, rollout_mesh, tokenizer, problems, networks, *functions)
+    unread = Problems(train=[], held_out=[])
+    return Experiment(config, mesh, rollout_mesh, tokenizer, unread, networks, *functions)
 
 
 def _frozen_if_empty(config: RunConfig, networks: Networks) -> RunConfig:

@@ -23,9 +23,12 @@ from specjax.rollout.plan import RolloutConfig, lay_out
 from specjax.types import Params, TrainState
 
 
-def check_rollout(experiment: Experiment, rollout: RolloutConfig, prompts: int, rows: Mapping[str, int]) -> None:
-    """Raise ConfigError if the devices cannot hold a rollout of `prompts` prompts.
+def check_rollout(
+    experiment: Experiment, rollout: RolloutConfig, prompts: tuple[int, int], rows: Mapping[str, int]
+) -> None:
+    """Raise ConfigError if the devices cannot hold a rollout.
 
+    prompts: number of prompts, and the tokens to which they are padded.
     rows: the options that set the number of sequences, and their values.
     """
     with as_config_error():
@@ -39,7 +42,8 @@ def check_training(experiment: Experiment) -> None:
     rows = {"data.prompts": config.data.prompts, "rollout.group_size": config.rollout.group_size}
     state = [*_parameters(experiment), *_training_state(experiment)]
     mesh, rollout_mesh = experiment.mesh, experiment.rollout_mesh
-    rollout = _rollout(experiment, config.rollout, config.data.prompts, rows, rollout_mesh)
+    prompts = config.data.prompts, experiment.prompt_width
+    rollout = _rollout(experiment, config.rollout, prompts, rows, rollout_mesh)
     with as_config_error():
         check_memory([*(state if rollout_mesh is mesh else _ahead(experiment, rows)), *rollout], rollout_mesh)
         check_memory([*state, *_update(experiment, rows)], mesh)
@@ -125,15 +129,15 @@ def _training_state(experiment: Experiment) -> list[MemoryPart]:
 
 
 def _rollout(
-    experiment: Experiment, rollout: RolloutConfig, prompts: int, rows: Mapping[str, int], mesh: Mesh
+    experiment: Experiment, rollout: RolloutConfig, prompts: tuple[int, int], rows: Mapping[str, int], mesh: Mesh
 ) -> list[MemoryPart]:
     """Return the caches of the phase that needs most, the logits of a verification, and the tokens."""
-    policy, tensor = experiment.networks.policy, mesh.shape["tensor"]
-    sequences = max(prompts * rollout.group_size // batch_shards(mesh), 1)
-    phases = lay_out(rollout, sequences, experiment.config.data.max_prompt_tokens)
+    (count, width), policy, tensor = prompts, experiment.networks.policy, mesh.shape["tensor"]
+    sequences = max(count * rollout.group_size // batch_shards(mesh), 1)
+    phases = lay_out(rollout, sequences, width)
     caches = [jax.eval_shape(partial(policy.init_cache, slots, window + rollout.slack)) for slots, window in phases]
     logits = 4 * phases[0].slots * (max(rollout.lengths) + 1) * policy.vocab_size
-    options, hint = {**rows, **_widths(experiment)}, "fewer slots in rollout.phases"
+    options, hint = {**rows, **_widths(experiment, width)}, "fewer slots in rollout.phases"
     lengths = {"rollout.draft_length": max(rollout.lengths), **rows}
     return [
         growing("caches of the rollout", max(map(bytes_per_device, caches)) // tensor, options, hint),
@@ -162,7 +166,10 @@ def _trained_groups(experiment: Experiment) -> int:
     return experiment.config.selection.groups or experiment.config.data.prompts
 
 
-def _widths(experiment: Experiment) -> dict[str, int]:
-    """Return the options whose sum is the longest row, and their values."""
-    data, rollout = experiment.config.data, experiment.config.rollout
-    return {"data.max_prompt_tokens": data.max_prompt_tokens, "rollout.max_new_tokens": rollout.max_new_tokens}
+def _widths(experiment: Experiment, width: int | None = None) -> dict[str, int]:
+    """Return the options that bound the parts of the longest row, and the tokens of these parts.
+
+    width: tokens to which prompts are padded. None: those of a training step.
+    """
+    tokens = experiment.config.rollout.max_new_tokens
+    return {"data.max_prompt_tokens": width or experiment.prompt_width, "rollout.max_new_tokens": tokens}

@@ -49,5 +49,5 @@ def _state_arguments(experiment: Experiment) -> dict[str, Any]:
     config = experiment.config
     return {
         "with_reference": config.loss.kl_coefficient > 0,
-        "prompts": (config.data.prompts, config.data.max_prompt_tokens),
+        "prompts": (config.data.prompts, experiment.prompt_width),
     }

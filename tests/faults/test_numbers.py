@@ -171,7 +171,6 @@ LARGE = 2**30
     [
         ("train", "rollout.group_size", "caches of the rollout"),
         ("train", "rollout.max_new_tokens", "the memory of the history lookup"),
-        ("train", "data.max_prompt_tokens", "caches of the rollout"),
         ("train", "eval.samples", "caches of the rollout"),
         ("train", "draft_training.replay", "rollouts to replay"),
         ("train", "draft.lookup.kept", "the memory of the history lookup"),

@@ -45,6 +45,14 @@ def test_prompts_that_do_not_fit_are_dropped_and_counted():
     assert sorted(ids(prompt_pipeline(built, 3, seed=0), 1)[0]) == [0, 2, 4]
 
 
+def test_rows_are_padded_to_the_longest_usable_prompt_rounded_up():
+    widths = [
+        PromptTable.build([Problem(prompt="a" * length, answer="") for length in lengths], TOKENIZER, 40, 257).width
+        for lengths in ([1, 3], [16], [17, 2], [39], [3, 41], [], [41])
+    ]
+    assert widths == [16, 16, 32, 40, 16, 40, 40]
+
+
 def test_every_epoch_is_another_permutation_by_the_seed():
     batches = ids(prompt_pipeline(numbers(12), 4, seed=1), 9)
     epochs = [sum(batches[i : i + 3], []) for i in (0, 3, 6)]
@@ -104,7 +112,7 @@ def test_solutions_are_joined_to_their_prompts_and_ended():
     completions = solutions.batch(np.arange(30)).completion
     for problem, row, batch_row in zip(problems, solutions.tokens, completions, strict=True):
         prompt, solution = problem.prompt.encode(), [*(problem.solution or "").encode(), 256]
-        assert row.tolist() == [*prompt, *solution] + [0] * (40 - len(prompt) - len(solution))
+        assert row.tolist() == [*prompt, *solution] + [0] * (32 - len(prompt) - len(solution))
         assert np.flatnonzero(batch_row).tolist() == [*range(len(prompt), len(prompt) + len(solution))]
     tokens = [solutions.draw(8, seed, step).tokens for seed, step in ((0, 0), (0, 0), (0, 1), (1, 0))]
     assert [len({row.tobytes() for row in drawn}) for drawn in tokens] == [8] * 4

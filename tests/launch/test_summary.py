@@ -29,13 +29,12 @@ def test_row_55_five_lines_say_what_the_run_is(experiment: Experiment):
     assert step == "step: 2 prompts x 2 samples = 4 sequences of up to 10 + 7 tokens; 1 steps; learning rate 1e-06"
 
 
-@pytest.mark.parametrize(("limit", "offered"), [(10, False), (16, False), (17, True), (1024, True)])
-def test_a_limit_far_above_the_longest_prompt_is_named(experiment: Experiment, limit: int, offered: bool):
+@pytest.mark.parametrize(("limit", "width"), [(10, 10), (16, 16), (1024, 16)])
+def test_rows_are_as_wide_as_the_longest_prompt_needs(experiment: Experiment, limit: int, width: int):
     longer = of(experiment, f"--data.max-prompt-tokens {limit}")
-    said = "padding: no usable prompt has more than 8 tokens. data.max_prompt_tokens = 16 would shorten every row from "
-    said += f"{limit + 7} to 23 positions, which saves memory and time"
-    assert (summarize(longer, continuing=False)[-1] == said) == offered
-    assert len(summarize(longer, continuing=True)) == 5
+    assert f"sequences of up to {width} + 7 tokens" in summarize(longer, continuing=False)[-1]
+    assert {longer.prompt_width, longer.abstract_prompts(2).tokens.shape[1], longer.phases[0].window - 7} == {width}
+    assert next(longer.train_batches()).tokens.shape[1] == width
 
 
 @pytest.mark.parametrize(
