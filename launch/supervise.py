@@ -12,6 +12,7 @@ from pathlib import Path
 from configs.schema import HostsConfig
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse, run_program
+from launch.cli.recipes import is_run
 from launch.cli.supervision import Supervisor
 from specjax.options import NonNegative, Options
 
@@ -38,6 +39,8 @@ def main(argv: list[str]) -> int:
     if command[:1] != ["launch.train"]:
         raise ConfigError(f"PROGRAM = {command[0] if command else None}: must be launch.train: {usage}")
     out = _option(command, "--out")
+    if out is None and "--resume" in command and is_run(command[1]):
+        out = command[1]
     if out is None:
         raise ConfigError("out: must be set, so that a restart finds the run")
     heartbeat = _option(command, "--hosts.heartbeat") or str(HostsConfig.heartbeat)

@@ -74,10 +74,11 @@ def hint(
     elsewhere: where others are allowed, by option.
     spelt:     returns an option as the user writes it.
     """
-    if name in elsewhere:
-        return f"; {elsewhere[name]}"
     fields = list(fields)
     flags = [field.flag for field in fields]
+    if name in elsewhere:
+        last = f"--{_last(name)}"
+        return f"; {elsewhere[name]}" + (f", but {spelt(last)}" if last in flags else "")
     every = [*flags, *(flag for flag in elsewhere if flag not in flags)]
     found = named_like(name, flags) or named_like(name, every) or described_by(name, fields) or spelt_like(name, every)
     allowed = [spelt(flag) for flag in found if flag in flags]

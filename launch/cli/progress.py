@@ -65,7 +65,8 @@ class Progress:
         now = time.perf_counter()
         if self._measured is None:
             self._measured = now, self.done, self._tokens
-        if self._status is not None or now - self._printed >= LOG_EVERY_S:
+        # The end of the phase prints the last line.
+        if self._status is not None or (self.done < self.total and now - self._printed >= LOG_EVERY_S):
             self._show(self._line())
 
     def _show(self, line: str) -> None:

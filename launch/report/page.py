@@ -37,7 +37,7 @@ MOST = 8
 PAGE = (
     '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
     '<meta name="color-scheme" content="light dark"><title>{title}</title><style>{style}</style>'
-    "<main><noscript>This page needs JavaScript to draw.</noscript></main>"
+    "<main><noscript>{text}<p>JavaScript draws the charts and completions.</p></noscript></main>"
     '<script type="application/json" id="data">{data}</script><script>{script}</script></html>\n'
 )
 
@@ -54,8 +54,8 @@ def write_report(directory: Path) -> Path:
     )
     # "<" could end the element that holds the data.
     data = report_data(run, directory) | {"docs": os.path.relpath(DOCS, directory) if DOCS.is_dir() else None}
-    data = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    page = PAGE.format(title=escape(run.name), style=style, script=script, data=data)
+    encoded = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    page = PAGE.format(title=escape(run.name), style=style, text=_as_text(data), script=script, data=encoded)
     # The name may hold half of a surrogate pair, which UTF-8 cannot encode.
     write_atomically(path, page.encode("utf-8", "replace"))
     return path
@@ -88,6 +88,13 @@ def report_data(run: RunRecords, directory: Path) -> dict[str, Any]:
         "samples": _samples(run),
         "config": [[name, _text(value)] for name, value in flat(run.config).items()],
     }
+
+
+def _as_text(data: dict[str, Any]) -> str:
+    """Return what the run is, its key figures and its warnings as HTML, for readers without JavaScript."""
+    figures = (f"{value} {label}" for value, label in data["figures"])
+    lines = [*data["about"], *figures, *(f"warning at {line}" for line, _ in data["warnings"])]
+    return f"<h1>{escape(data['name'])}</h1>" + "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
 def _about(run: RunRecords) -> list[str]:

@@ -66,7 +66,7 @@ def _locked(config: RunConfig, stack: contextlib.ExitStack) -> Path:
         stack.enter_context(exclusive("out", directory))
         _check_files(directory)
         if _holds_a_run(directory):
-            raise ConfigError(f"out = {directory}: holds a run already; --resume continues it")
+            raise ConfigError(f"out = {directory}: holds a run already; --resume, in Python resume=True, continues it")
     return directory
 
 

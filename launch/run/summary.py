@@ -124,7 +124,7 @@ def next_look(experiment: Experiment, step_s: float) -> str:
     text = f"The draft is trained and measured again, at least once in {schedule.max_every} steps"
     if not distill.steps:
         text += f". A run that distils it first with distill.steps = {offered_steps(experiment)} needs about "
-        text += f"{duration(seconds)} for that"
+        text += f"{duration(seconds)} for that, with fewer distill.answers than {distill.answers:,} less"
     return text
 
 

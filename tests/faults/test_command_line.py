@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import launch.evaluate
 import launch.train
 from configs.schema import RunConfig
 from launch.cli.errors import ConfigError
@@ -109,6 +110,8 @@ def test_row_54_each_unknown_option_has_a_line_and_another_programs_option_is_na
     assert [line.partition(":")[0] for line in error.value.args] == ["--lr", "--zzz", "--beta"]
     with refuses("--lr: ...--policy-optimizer.learning-rate: launch.generate does not read it", ConfigError):
         parse_run(["tiny", "--lr", "1"], "python -m launch.generate", "Generate.", GENERATE)
+    with refuses("--eval.prompts: ...launch.evaluate does not read it, but --prompts", ConfigError):
+        launch.evaluate.main(["tiny", "--eval.prompts", "5"])
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,14 @@ def test_row_27_a_log_gets_a_line_before_the_first_unit_and_few_after(monkeypatc
     assert lines[-1].startswith("distillation: 100 of 100 steps, loss 2.0, ") and "left" not in lines[-1]
 
 
+def test_the_last_line_of_a_slow_phase_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([20.0 * i for i in range(10)])
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))
+    output = io.StringIO()
+    lines = lines_of(Progress("loading", 2, "parts", console=Console(file=output, width=200)), output, [1.0] * 2)
+    assert [line.partition(",")[0] for line in lines[1:]] == ["loading: 1 of 2 parts", "loading: 2 of 2 parts"]
+
+
 def test_row_27_a_terminal_gets_one_line_that_changes() -> None:
     output = io.StringIO()
     terminal = Console(file=output, force_terminal=True, width=80)

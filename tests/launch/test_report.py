@@ -120,6 +120,13 @@ def test_a_report_shows_all_of_a_run_in_one_file(tmp_path: Path):
     assert failed["facts"] == ["700 tokens", "expected 2", "not scored", "cut off at the length budget"]
 
 
+def test_without_javascript_the_page_tells_what_matters(tmp_path: Path):
+    page = write_report(run_of(tmp_path / "<my run>")).read_text()
+    told = re.findall("<p>(.*?)</p>", page[page.index("<noscript><h1>&lt;my run&gt;</h1>") : page.index("</noscript>")])
+    assert {"model: tiny", "40 of 40 steps done", "1.25x generation speed-up at the end"} < set(told)
+    assert "warning at step 10: drafting loses" in told
+
+
 def test_charts_name_metrics_that_runs_have():
     charts = [chart for charts in json.loads(CHARTS.read_text()).values() for chart in charts]
     named = [name for chart in charts for name in chart["metrics"]]

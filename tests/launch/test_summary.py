@@ -76,7 +76,7 @@ def test_a_look_at_an_unused_draft_offers_a_distillation(experiment: Experiment)
     said = next_look(experiment, 0.5)
     assert (
         "trained and measured again, at least once in 32 steps" in said
-        and "distill.steps = 512 needs about 17 min 4 s" in said
+        and "distill.steps = 512 needs about 17 min 4 s for that, with fewer distill.answers than 4,096 less" in said
     )
     frozen = next_look(of(experiment, "--draft-training.mode frozen --distill.steps 5"), 0.5)
     assert frozen == "The draft is measured again, at least once in 32 steps"
