@@ -19,12 +19,14 @@ class HostsConfig(Options):
         count:       Number of processes.
         index:       Number of this process, from 0.
         heartbeat:   Seconds without a sign of life after which a process counts as dead, and all others end.
+        silence:     Seconds that processes wait at a point that all reach for one that hangs. Then all end.
     """
 
     coordinator: str | None = None
     count: Annotated[int, at_least(1), at_most(2**16)] = 1
     index: NonNegative = 0
     heartbeat: Positive = 20
+    silence: Positive = 7200
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,6 +15,7 @@ import jax
 from configs.override import flat
 from configs.schema import HostsConfig, RunConfig
 from launch.cli.errors import ConfigError, RunStopped
+from launch.cli.failures import watch
 from launch.cli.rendezvous import wait_for_all
 from specjax.parallel import processes
 
@@ -48,6 +49,8 @@ def join_hosts(config: RunConfig) -> RunConfig:
             )
         except Exception as error:  # JAX raises several types, with long messages
             raise RunStopped(f"hosts: the processes could not connect: {str(error).splitlines()[0]}") from error
+        processes.limit_silence(hosts.silence)
+        watch()
         names, options = zip(*processes.gather((platform.node(), asdict(shared))), strict=True)
         shared = common(shared, options)
         host_list = ", ".join(f"{number} = {name}" for number, name in enumerate(names))

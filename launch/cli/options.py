@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from pathlib import Path
@@ -20,7 +21,8 @@ from configs.algorithms import ALGORITHMS, describe, with_algorithm
 from configs.override import override
 from configs.schema import DraftConfig, RunConfig
 from configs.schema.networks import DRAFT_KINDS
-from launch.cli.errors import ConfigError, RunStopped, Stopped, as_config_error, silence_writers
+from launch.cli.errors import ConfigError, RunStopped, Stopped, as_config_error, first_line, silence_writers
+from launch.cli.failures import fail
 from launch.cli.fields import Field, fields_of, summary
 from launch.cli.microbatches import with_fitting_microbatches
 from launch.cli.option_search import matching
@@ -61,7 +63,8 @@ def run_program(main: Callable[[list[str]], int]) -> int:
 
     Some exceptions end the program with a line on stderr: ConfigError, with a line for each refusal, with exit code 2,
     RunStopped and OSError (a full disk) with 1, Stopped and Ctrl-C with 128 + signal, the loss of another process of
-    the job with LOST_PEER. Any other exception is a bug and propagates. If stdout is a closed pipe (`--help | head`),
+    the job with LOST_PEER. Any other exception is a bug and propagates. All but the last two of these end the whole
+    job. If stdout is a closed pipe (`--help | head`),
     the exit code is 128 + SIGPIPE.
     """
     silence_writers()
@@ -83,13 +86,18 @@ def run_program(main: Callable[[list[str]], int]) -> int:
         if processes.count() > 1 and _CONTACT_ERRORS.search(str(error)):  # of several types
             return _lose(error)
         if not isinstance(error, ConfigError | RunStopped | OSError):
-            raise
+            if processes.count() == 1:
+                raise
+            traceback.print_exc()
+            return fail(1, f"{type(error).__name__}: {first_line(error)}", sys.argv)
         if isinstance(error, BrokenPipeError) and _drop_unread_output():
             return 128 + signal.SIGPIPE
         error_of = "error:" if processes.primary() else f"process {processes.index()} on {platform.node()}: error:"
-        for message in error.args if isinstance(error, ConfigError) else [error]:
-            print(error_of, " ".join(str(message).split()), file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
+        refused = isinstance(error, ConfigError)
+        messages = [" ".join(str(message).split()) for message in (error.args if refused else [error])]
+        for message in messages:
+            print(error_of, message, file=sys.stderr)
+        return fail(2 if refused else 1, "; ".join(messages), sys.argv)
 
 
 def _lose(error: Exception) -> int:

@@ -13,26 +13,41 @@ from launch.cli.errors import RunStopped
 # A process of the job sends its line within this time after it connects. Other callers are ignored.
 _CALL_WITHIN_S = 5.0
 _RETRY_S = 0.5
+# A process that fails by itself looks for the others, which start at the same time, no longer than this.
+_FAILED_WITHIN_S = 10.0
+# An ending run leaves the port within this time.
+_TAKEN_WITHIN_S = 60.0
 
 
 def wait_for_all(hosts: HostsConfig, within_s: float) -> None:
     """Wait until every process has called process 0 on the coordinator's port.
 
-    Raises RunStopped, in every process that can be reached, if a process is missing after `within_s`, if two have the
-    same index, or if their counts differ.
+    Raises RunStopped, in every process that can be reached, if a process is missing after `within_s` or has failed, if
+    two have the same index, or if their counts differ.
     """
-    assert hosts.coordinator is not None
-    host, _, port = hosts.coordinator.rpartition(":")
-    if hosts.index == 0:
-        refusal = _answer(int(port), hosts.count, within_s)
-    else:
-        refusal = _call((host.strip("[]"), int(port)), hosts, within_s)
-    if refusal:
+    if refusal := _meet(hosts, within_s):
         raise RunStopped(f"hosts.coordinator = {hosts.coordinator}: {refusal}")
 
 
-def _answer(port: int, count: int, within_s: float) -> str:
-    """Collect the calls. Answer each with the reason why the job cannot start, or "" if it can, and return it."""
+def tell_failure(hosts: HostsConfig, message: str) -> None:
+    """Tell the processes of a job that has not begun that this one has failed. Those that start later wait in vain."""
+    _meet(hosts, _FAILED_WITHIN_S, message)
+
+
+def _meet(hosts: HostsConfig, within_s: float, failure: str = "") -> str:
+    """Return the reason why the job cannot start, "" if it can. failure: that of this process, "" if it can start."""
+    assert hosts.coordinator is not None
+    host, _, port = hosts.coordinator.rpartition(":")
+    if hosts.index == 0:
+        return _answer(int(port), hosts.count, within_s, failure and f"process 0 failed: {failure}")
+    return _call((host.strip("[]"), int(port)), hosts, within_s, failure)
+
+
+def _answer(port: int, count: int, within_s: float, failure: str) -> str:
+    """Collect the calls. Answer each with the reason why the job cannot start, or "" if it can, and return it.
+
+    failure: the reason if this process is it. Then all others are waited for.
+    """
     deadline, callers = time.monotonic() + within_s, dict[int, socket.socket]()
     dual = socket.has_dualstack_ipv6()
     with contextlib.ExitStack() as stack:
@@ -41,18 +56,20 @@ def _answer(port: int, count: int, within_s: float) -> str:
             server = stack.enter_context(socket.create_server(("", port), family=family, dualstack_ipv6=dual))
         except OSError as error:
             return f"process 0 cannot open the port: {error.strerror}"
-        connections, refusal = list[socket.socket](), ""
-        while len(callers) < count - 1 and not refusal:
+        connections, refusal = list[socket.socket](), failure
+        while len(callers) < count - 1 and refusal == failure:
             server.settimeout(max(deadline - time.monotonic(), 1e-3))
             try:
                 connections.append(stack.enter_context(server.accept()[0]))
             except TimeoutError:
                 missing = next(index for index in range(1, count) if index not in callers)
-                refusal = f"process {missing} is missing after {within_s:.0f} s"
+                refusal = failure or f"process {missing} is missing after {within_s:.0f} s"
                 break
             match _receive(connections[-1], _CALL_WITHIN_S):
-                case [int(index), int(its_count)] if 0 < index < its_count:
-                    if its_count != count:
+                case [int(index), int(its_count), str(its_failure)] if 0 < index < its_count:
+                    if its_failure:
+                        refusal = failure or f"process {index} failed: {its_failure}"
+                    elif its_count != count:
                         refusal = f"process {index} has hosts.count = {its_count}, and process 0 has {count}"
                     elif index in callers and not _hung_up(callers[index]):
                         refusal = f"two processes have hosts.index = {index}"
@@ -63,20 +80,23 @@ def _answer(port: int, count: int, within_s: float) -> str:
     return refusal
 
 
-def _call(address: tuple[str, int], hosts: HostsConfig, within_s: float) -> str:
-    """Return the answer of process 0, or the reason why there is none."""
-    deadline, reason = time.monotonic() + within_s, ""
+def _call(address: tuple[str, int], hosts: HostsConfig, within_s: float, failure: str) -> str:
+    """Return the answer of process 0, or the reason why there is none. failure: that of this process."""
+    deadline, reason, taken_since = time.monotonic() + within_s, "", None
     while (remaining_s := deadline - time.monotonic()) > 0:
         try:
             with socket.create_connection(address, timeout=remaining_s) as connection:
-                connection.sendall(_line([hosts.index, hosts.count]))
+                connection.sendall(_line([hosts.index, hosts.count, failure]))
                 # As long as process 0 may wait for the other processes.
                 answer = _receive(connection, within_s + _CALL_WITHIN_S)
             if isinstance(answer, str):
                 return answer
             reason = "another program, or an ending run, has the port"
+            taken_since = taken_since or time.monotonic()
+            if time.monotonic() - taken_since > _TAKEN_WITHIN_S:
+                return f"another program, or a job that has begun without hosts.index = {hosts.index}, has the port"
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason, taken_since = error.strerror or str(error), None
         time.sleep(min(_RETRY_S, remaining_s))
     return f"process 0 is missing after {within_s:.0f} s: {reason}"
 

@@ -68,7 +68,7 @@ class StopSignals:
             if self._here is not None or self._ending is not None:
                 os._exit(128 + data[0])
             self._here = signal.Signals(data[0])
-            processes.tell_primary(TOPIC, str(data[0]))
+            processes.tell(TOPIC, str(data[0]))
             self._say(
                 f"{self._here.name}: finishing what runs (a step, an evaluation, compiling), then saving and exiting; "
                 "a second one exits at once"

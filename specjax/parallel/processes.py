@@ -25,7 +25,8 @@ from specjax.types import PyTree
 
 T = TypeVar("T")
 
-_DAY_MS = 24 * 60 * 60 * 1000
+# Largest time that processes wait for those that work for all, as in `within`.
+_DAY_S = 24 * 60 * 60
 # A value in the store is a message, or the address of one that is larger.
 _HERE, _OFFERED, _LARGE_BYTES = b"m", b"a", 2**16
 # Processes are never this many agreements apart: steps hold collectives.
@@ -49,6 +50,13 @@ class _Group:
 
 
 _group = _Group(None, "specjax")
+_silence_s = _DAY_S
+
+
+def limit_silence(seconds: int) -> None:
+    """Set how long this process waits for another one at a point that all reach. Then it raises TimeoutError."""
+    global _silence_s
+    _silence_s = seconds
 
 
 def count() -> int:
@@ -162,13 +170,7 @@ def agree(value: T, source: int = 0) -> T:
 
     Involves no device, so that it does not wait for programs under way.
     """
-    if count() == 1:
-        return value
-    key = _next_key()
-    if index() != source:
-        return decode(_store().blocking_key_value_get_bytes(key, _DAY_MS))
-    _store().key_value_set_bytes(key, encode(value))
-    return value
+    return value if count() == 1 else _agree(value, source, _silence_s)
 
 
 def gather(value: T) -> list[T]:
@@ -180,7 +182,7 @@ def gather(value: T) -> list[T]:
         return [value]
     key = _next_key()
     _store().key_value_set_bytes(f"{key}/{index()}", encode(value))
-    return [decode(_store().blocking_key_value_get_bytes(f"{key}/{i}", _DAY_MS)) for i in range(count())]
+    return [decode(_wait(f"{key}/{i}", i, _silence_s)) for i in range(count())]
 
 
 def on_primary(run: Callable[[], T]) -> T:
@@ -209,22 +211,30 @@ def _only_in(members: list[int], run: Callable[[], T], elsewhere: T | None = Non
             error = raised
         finally:
             _group = whole
-    others, failed = agree((result if elsewhere is None else None, error), members[0])
+    others, failed = _agree((result if elsewhere is None else None, error), members[0], _DAY_S)
     if (error := error or failed) is not None:
         raise error
     return cast(T, result if index() in members else others if elsewhere is None else elsewhere)
 
 
-def tell_primary(topic: str, value: str) -> None:
-    """Leave a value for the primary to read by `read_messages`. Any process and any thread may call it, at any time."""
+def tell(topic: str, value: str) -> None:
+    """Leave a value that others may read by `read_messages`. Any process and any thread may call it, at any time."""
     state = distributed.global_state
     if state.num_processes > 1:
         _store().key_value_set(f"specjax/{topic}/{state.process_id}", value, allow_overwrite=True)
 
 
 def read_messages(topic: str) -> list[str]:
-    """Return the values that processes have left on a topic. For the primary alone."""
+    """Return the values that processes have left on a topic. Any process and any thread may call it, at any time."""
     return [value for _, value in _store().key_value_dir_get(f"specjax/{topic}")]
+
+
+def _agree(value: T, source: int, within_s: int) -> T:
+    key = _next_key()
+    if index() != source:
+        return decode(_wait(key, source, within_s))
+    _store().key_value_set_bytes(key, encode(value))
+    return value
 
 
 def _spans_processes(x: Any) -> bool:
@@ -262,7 +272,7 @@ def _pass(source: int, value: T) -> T:
     """
     key = _next_key()
     if index() != source:
-        stored = _store().blocking_key_value_get_bytes(key, _DAY_MS)
+        stored = _wait(key, source, _DAY_S)
         kind, message = stored[:1], stored[1:]
         return decode(receive(message.decode()) if kind == _OFFERED else message)
     kind, message = _HERE, encode(value)
@@ -284,6 +294,19 @@ def _place(x: Any, sharding: Sharding) -> jax.Array:
     value = np.asarray(x)
     value = value.astype(jax.dtypes.canonicalize_dtype(value.dtype), copy=False)
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index], dtype=value.dtype)
+
+
+def _wait(key: str, source: int, seconds: int) -> bytes:
+    """Return what process `source` stores. Raises TimeoutError if it does not do so within these seconds."""
+    try:
+        return _store().blocking_key_value_get_bytes(key, 1000 * seconds)
+    except jax.errors.JaxRuntimeError as error:
+        if "DEADLINE_EXCEEDED" not in str(error):
+            raise
+        number = source if _group.members is None else _group.members[source]
+        raise TimeoutError(
+            f"hosts.silence = {seconds}: process {number} has not come for so long where the others wait for it"
+        ) from None
 
 
 def _store() -> Any:

@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 import socket
+import socketserver
 import subprocess
 import threading
 import time
@@ -20,6 +21,7 @@ import pytest
 from configs.schema import AsynchronousConfig, HostsConfig, MeshConfig
 from configs.tiny import config
 from launch.cli.errors import RunStopped, Stopped
+from launch.cli.failures import fail
 from launch.cli.hosts import common, join_hosts, launched_by_a_cluster
 from launch.cli.rendezvous import wait_for_all
 from specjax.parallel.messages import decode, encode
@@ -121,6 +123,25 @@ def test_a_missing_process_is_named_in_each(monkeypatch: pytest.MonkeyPatch) -> 
     assert call_all((0, 3), (1, 3), within_s=2.0) == ["process 2 is missing after 2 s"] * 2
 
 
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_process_that_fails_before_the_job_begins_is_named_in_each(failing: int) -> None:
+    port = free_port()
+    hosts = f"--hosts.coordinator=localhost:{port} --hosts.count 3 --hosts.index {failing}"
+    threading.Timer(0.5, fail, (2, "steps = x: must be INT", ["tiny", *hosts.split()])).start()
+    others = [(index, 3) for index in range(3) if index != failing]
+    assert call_all(*others, port=port) == [f"process {failing} failed: steps = x: must be INT"] * 2
+
+
+def test_a_process_too_many_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_TAKEN_WITHIN_S", "_RETRY_S"):
+        monkeypatch.setattr(f"launch.cli.rendezvous.{name}", 0.1)
+    with socketserver.TCPServer(("", 0), socketserver.BaseRequestHandler) as begun:  # hangs up, as JAX does
+        threading.Thread(target=begun.serve_forever, args=(0.01,)).start()
+        (refusal,) = call_all((1, 2), port=begun.server_address[1], within_s=20)
+        begun.shutdown()
+    assert refusal == "another program, or a job that has begun without hosts.index = 1, has the port"
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_port_of_another_program_is_refused(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launch.cli.rendezvous._CALL_WITHIN_S", 0.1)
@@ -153,6 +174,28 @@ def test_other_callers_and_a_restarted_process_are_tolerated() -> None:
     threading.Timer(0.5, call_all, [(1, 3), (2, 3)], {"port": port}).start()
     threading.Thread(target=disturb).start()
     assert call_all((0, 3), port=port) == [""]
+
+
+HANGS = """
+import sys, time
+from launch.cli.hosts import join_hosts
+from launch.cli.options import parse_run, run_program
+from specjax.parallel import processes
+def main(argv):
+    join_hosts(parse_run(["tiny", *argv], "", ""))
+    if processes.index() == 1:
+        time.sleep(1000)
+    processes.gather(None)
+raise SystemExit(run_program(main))
+"""
+
+
+def test_a_process_that_hangs_ends_with_the_others() -> None:
+    job = start_job(["-c", HANGS, "--hosts.silence", "2"], count=3, devices=1)
+    said = [process.communicate(timeout=100)[1].splitlines()[-1] for process in job]
+    assert [process.returncode for process in job] == [1, 1, 1], said
+    assert all("hosts.silence = 2: process 1 has not come" in line for line in said), "and no stack traces of JAX"
+    assert said[1].startswith("error: ended by process ")
 
 
 def train(run: Path, options: Options, *more: str) -> list[str]:

@@ -84,7 +84,7 @@ class Events:
         each.append(self._timers[name].time(time.perf_counter(), None, made))
         if name == "rollouts" and self._generates:
             ended = str(len(each))
-            each[-1].add_done_callback(lambda _: processes.tell_primary("ended", ended))
+            each[-1].add_done_callback(lambda _: processes.tell("ended", ended))
 
     def score(self, tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         number = len(self._futures["updates"]) + 1

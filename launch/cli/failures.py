@@ -1,0 +1,82 @@
+"""A process of a job that fails ends the others at once. They would wait for it, until JAX aborts them."""
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from threading import Event, Thread
+
+from configs.schema import HostsConfig
+from launch.cli.rendezvous import tell_failure
+from specjax.parallel import processes
+
+TOPIC = "failures"
+_LOOK_EVERY_S = 0.5
+# A process that fails by itself at the same time says so, and is not ended by another's failure.
+_GRACE_S = 1.0
+# Process 0 ends last: JAX aborts those that have lost it.
+_LAST_S = 2.0
+# Longest message that passes to the others.
+_MOST = 300
+
+_failing = Event()
+
+
+def watch() -> None:
+    """Start a thread that ends this process once another one of the job has failed."""
+    Thread(target=_watch, args=(processes.primary(),), daemon=True, name="failures").start()
+
+
+def fail(code: int, message: str, argv: Sequence[str]) -> int:
+    """Tell the other processes of the job, if there are any, that this one ends, and return its exit code.
+
+    In a job that has begun, it does not return: an ordinary exit would wait for the others.
+
+    message: the line that this process has printed. argv: its command line, which names a job that has not begun.
+    """
+    message = "".join(letter for letter in message[:_MOST] if letter.isprintable())
+    if processes.count() == 1:
+        if (hosts := _hosts_of(argv)).count > 1:
+            tell_failure(hosts, message)
+        return code
+    _failing.set()
+    processes.tell(TOPIC, f"{code} process {processes.index()} on {platform.node()}: {message}")
+    _end(code, processes.primary())
+    return code
+
+
+def _watch(primary: bool) -> None:
+    found = list[str]()
+    # Reading fails once JAX has left the job, at a normal end.
+    with suppress(Exception):
+        while not found:
+            time.sleep(_LOOK_EVERY_S)
+            found = processes.read_messages(TOPIC)
+        time.sleep(_GRACE_S)
+        if not _failing.is_set():
+            code, _, message = found[0].partition(" ")
+            print("error: ended by", message, file=sys.stderr)
+            _end(int(code), primary)
+
+
+def _end(code: int, primary: bool) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    if primary:
+        time.sleep(_LOOK_EVERY_S + _GRACE_S + _LAST_S)
+    os._exit(code)
+
+
+def _hosts_of(argv: Sequence[str]) -> HostsConfig:
+    """Return the job that a command line names; one process if it names none."""
+    given = {}
+    for word, after in zip(argv, [*argv[1:], ""], strict=True):
+        name, equals, value = word.partition("=")
+        if name.startswith("--hosts."):
+            given[name.removeprefix("--hosts.")] = value if equals else after
+    with suppress(KeyError, ValueError):
+        return HostsConfig(given["coordinator"], int(given["count"]), int(given["index"]))
+    return HostsConfig()
