@@ -154,10 +154,16 @@ class AsynchronousStep:
         return self._train[lagging].trace_update(state, prompts, rollout)
 
     def _finished(self, oldest: Ahead) -> tuple[Rollout, Prompts, Params]:
-        """Return a rollout that has ended, its prompts and versions: within a process, only versions on the host."""
+        """Return a rollout that has ended, its prompts and versions: within a process, only versions on the host.
+
+        Between processes, the experts that it chose pass only if they are replayed: they are most of a rollout.
+        """
+        rollout = oldest.rollout
         if processes.count() == 1:
-            return *jax.block_until_ready((oldest.rollout, oldest.prompts)), processes.fetch(oldest.versions)
-        return processes.fetch((oldest.rollout, oldest.prompts, oldest.versions))
+            return *jax.block_until_ready((rollout, oldest.prompts)), processes.fetch(oldest.versions)
+        if self._stages.config.loss.routing != "replay":
+            rollout = replace(rollout, routes=None)
+        return processes.fetch((rollout, oldest.prompts, oldest.versions))
 
     def _metrics(self, lag: Int[Array, ""], waiting: int, waited_s: float) -> dict[str, Any]:
         # A resumed run has rollouts that it did not see begin; another state may have left some behind.

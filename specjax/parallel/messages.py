@@ -1,9 +1,8 @@
 """Values between processes as bytes: JSON and raw arrays. Reading them runs no code of the sender, as pickle would."""
 
-import io
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,6 +11,8 @@ import numpy as np
 
 # Packages whose exceptions `decode` rebuilds.
 REBUILT = ("builtins", "launch", "specjax")
+# Smaller arrays are copied, so that they do not keep the whole message.
+_SHARED_BYTES = 2**20
 
 
 def encode(value: Any) -> bytes:
@@ -26,14 +27,22 @@ def encode(value: Any) -> bytes:
 
 
 def decode(message: bytes | bytearray) -> Any:
-    """Return the value of `encode`. Raises ConnectionError if the message is none of its.
+    """Return the value of `encode`. Large arrays share the memory of a message that is a bytearray.
+
+    Raises ConnectionError if the message is none of `encode`.
 
     An exception is of the first class among its own and its bases that is built in, or of launch or specjax; a base has
     its text.
     """
-    contents = io.BytesIO(message)
+    rest = memoryview(message)
+
+    def take(size: int) -> memoryview:
+        nonlocal rest
+        taken, rest = rest[:size], rest[size:]
+        return taken
+
     try:
-        return _value(json.loads(contents.read(int.from_bytes(contents.read(8)))), contents)
+        return _value(json.loads(bytes(take(int.from_bytes(take(8))))), take)
     except (ValueError, TypeError, LookupError, RecursionError, OverflowError):
         raise ConnectionError(
             "a message between processes is damaged, or not of this job; docs/many_hosts.md says who may send any"
@@ -64,19 +73,21 @@ def _plain(value: Any, arrays: list[np.ndarray]) -> Any:
     raise TypeError(f"{type(value).__name__}: cannot pass between processes")
 
 
-def _value(plain: Any, contents: io.BytesIO) -> Any:
-    """Return the value of `_plain`; `contents`: bytes of its arrays."""
+def _value(plain: Any, take: Callable[[int], memoryview]) -> Any:
+    """Return the value of `_plain`. take: returns so many bytes of its arrays, from the start on."""
     if isinstance(plain, list):
-        return [_value(each, contents) for each in plain]
+        return [_value(each, take) for each in plain]
     if not isinstance(plain, dict):
         return plain
     ((kind, content),) = plain.items()
     if kind == "array":
         dtype, shape = jnp.dtype(content[0]), content[1]
         size = dtype.itemsize * math.prod(shape)
-        return np.frombuffer(contents.read(size), np.uint8).copy().view(dtype).reshape(shape)
+        x = np.frombuffer(take(size), np.uint8)
+        shared = size >= _SHARED_BYTES and x.flags.writeable and x.view(dtype).flags.aligned
+        return (x if shared else x.copy()).view(dtype).reshape(shape)
     made = {"tuple": tuple, "dict": dict, "error": lambda error: _error(*error)}[kind]
-    return made(_value(content, contents))
+    return made(_value(content, take))
 
 
 def _error(classes: Sequence[str], args: Sequence[Any], text: str) -> Exception:

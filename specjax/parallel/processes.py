@@ -275,10 +275,11 @@ def _pass(source: int, value: T) -> T:
         stored = _wait(key, source, _DAY_S)
         kind, message = stored[:1], stored[1:]
         return decode(receive(message.decode()) if kind == _OFFERED else message)
+    if _group.passing is not None:
+        _group.passing.join()
+        _group.passing = None
     kind, message = _HERE, encode(value)
     if len(message) > _LARGE_BYTES:
-        if _group.passing is not None:
-            _group.passing.join()
         coordinator = distributed.global_state.coordinator_address
         assert coordinator is not None
         address, _group.passing = offer(message, count() - 1, coordinator)

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from specjax.asynchronous.program_timer import ProgramTimer
 from specjax.asynchronous.step import AsynchronousStep, MixedVersions, Sent
 from specjax.asynchronous.weight_transfer import Send
+from specjax.parallel import processes
 from specjax.parallel.memory import bytes_per_device
 from specjax.parallel.mesh import MeshConfig, disjoint_mesh
 from specjax.rewards import HostReward
@@ -229,6 +230,20 @@ def test_within_a_process_the_host_gets_no_more_of_a_rollout_than_it_scores(
     _, rollout, _ = single.asynchronous(state_on(single.stages.mesh, COUPLED), make_prompts())
     # Tokens, their lengths, the prompts' ids, and two versions.
     assert len([x for x in fetched if isinstance(x, jax.Array)]) == 5 < len(jax.tree.leaves(rollout))
+
+
+@pytest.mark.parametrize("routing", ["recompute", "replay"])
+def test_between_processes_the_experts_of_a_rollout_pass_only_to_be_replayed(
+    single: Both, routing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(single.stages.config, loss=replace(single.stages.config.loss, routing=routing))
+    step = AsynchronousStep(replace(single.stages, config=config), single.asynchronous._mesh)
+    (waiting,) = single.asynchronous.begin(single.start(), make_prompts()).ahead
+    routes = np.zeros((*waiting.rollout.tokens.shape, 1, 1), np.uint8)
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    monkeypatch.setattr(processes, "fetch", lambda tree: tree)
+    rollout, _, _ = step._finished(replace(waiting, rollout=replace(waiting.rollout, routes=routes)))
+    assert (rollout.routes is not None) == (routing == "replay") and rollout.tokens is waiting.rollout.tokens
 
 
 def test_what_cannot_be_is_refused() -> None:
