@@ -79,7 +79,7 @@ class TrainState:
         drafting:   State from which draft lengths are chosen (specjax.cost.Drafting); None if there is only one length.
         adaptation: State that controls draft training (specjax.train.draft.schedule); None without a draft to train.
         ahead:      Rollouts that wait for their updates (specjax.asynchronous), oldest first; on their own mesh.
-        carried:    Groups that the newest rollout left unfinished (specjax.carry_over), on the mesh that
+        carried:    Groups that the newest rollout left (specjax.carry_over), on the mesh that
                     generates. None without carry-over.
     """
 
@@ -299,10 +299,6 @@ class Rollout:
         The first token of a row needs none: it comes from the prefill.
         """
         return jnp.maximum(self.lengths - 1, 0) if self.row_rounds is None else self.row_rounds
-
-    def whole_groups(self, groups: int) -> Bool[Array, "N"] | None:
-        """Return for each of so many groups whether all of its sequences have ended; None without `done`: all have."""
-        return None if self.done is None else jnp.all(self.done.reshape(groups, -1), axis=1)
 
     @property
     def written(self) -> Int[Array, "R"]:

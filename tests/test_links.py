@@ -71,7 +71,14 @@ def test_commands_name_programs_and_options_that_exist(page: Path):
 OPEN_NAMES = {"reward/NAME", "loss/NAME", "rollout/acceptance_rate_pos_I"}
 OPEN_NAMES |= {"router/balance_loss", "router/load_max", "router/unused", "router/rerouted"}
 OPEN_NAMES |= {"asynchronous/lag", "asynchronous/waiting", "time/rollout_wait"}
-OPEN_NAMES |= {"groups/unfinished", "groups/too_old", "rollout/unfinished", "rollout/age_mean", "rollout/age_max"}
+OPEN_NAMES |= {
+    "groups/waiting",
+    "groups/unfinished",
+    "groups/too_old",
+    "rollout/unfinished",
+    "rollout/age_mean",
+    "rollout/age_max",
+}
 OPEN_NAMES |= {"time/rollout_mesh_busy", "time/rollout_mesh_idle", "time/training_mesh_idle"}
 
 

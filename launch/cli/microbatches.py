@@ -11,7 +11,7 @@ def with_fitting_microbatches(config: RunConfig) -> RunConfig:
     So none has more rows than before. Fewer sequences than microbatches get one each. With data.prompts,
     selection.groups or minibatches that do not divide either, and are therefore refused: with one microbatch.
     """
-    groups, updates = config.selection.groups or config.data.prompts, config.updates
+    groups, updates = config.trained_groups(config.data.prompts), config.updates
     shards = config.mesh.data * config.mesh.fsdp
     sequences, rest = divmod(groups // shards * config.rollout.group_size, updates.minibatches)
     if groups % shards or config.data.prompts % shards or rest or not sequences:

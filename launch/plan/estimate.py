@@ -106,7 +106,7 @@ def _update_seconds(experiment: Experiment, hardware: Hardware) -> float:
     assert networks.decoder is not None
     item, width, updates = networks.policy.dtype.itemsize, longest_sequence(config), config.updates
     microbatches = updates.minibatches * config.microbatches
-    groups = config.selection.groups or config.data.prompts
+    groups = config.trained_groups(config.data.prompts)
     rows = groups * config.rollout.group_size / (batch_shards(mesh) * microbatches)
     deployment = replace(deployment_on(mesh, experiment), weight_bytes=item)
     policy = forward(decoder_sheet(networks.decoder), hardware, deployment, Efficiency(), layer=0.0)

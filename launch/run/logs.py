@@ -23,7 +23,7 @@ from launch.rewards.reward_fn import final_answer_of
 from launch.run.draft_monitor import DraftShare, DraftSwitches, first_step_check
 from launch.run.history import EVENTS_FILE, SAMPLES_FILE, cut_after, missing_history
 from launch.run.metric_log import Log, MetricLog
-from launch.run.step_checks import LearningSignal, RouterLoad, SkippedUpdates, WholeGroups, check_lag
+from launch.run.step_checks import LearningSignal, RouterLoad, SkippedUpdates, check_lag
 from launch.run.step_timer import StepTimer
 from launch.run.summary import next_look
 from launch.setup.experiment import Experiment
@@ -207,7 +207,6 @@ def open_logs(
     learning = LearningSignal(experiment.config, events.warn)
     mixture = experiment.networks.policy.mixture
     optional = () if mixture is None else (RouterLoad(mixture, events.warn),)
-    optional += () if config.rollout.carry_over is None else (WholeGroups(config, events.warn),)
     with MetricLog(directory, config.print_every, resume_step, also, events.warn, config.steps) as metrics:
         timer = StepTimer(DraftShare(metrics.log), (*checks, switches, learning, *optional, skipped))
         yield RunLogs(directory, events, SampleLog(directory, experiment, resume_step), timer, skipped, signals)

@@ -27,12 +27,9 @@ CAUSES = (
     "reward/mean",
     "rollout/truncated",
     "groups/zero_variance",
-    "groups/unfinished",
     "groups/too_old",
 )
 
-# With carry-over: fewest whole groups to a step, on average over the first so many steps.
-FEWEST_GROUPS, COUNTED_STEPS = 10, 20
 # Routers collapse beyond these shares: of the tokens of a layer that an expert sees, and of experts that see none.
 MOST_TOKENS, MOST_UNUSED = 0.9, 0.5
 
@@ -118,32 +115,6 @@ class LearningSignal:
             self._steps, self._patience = [], 2 * self._patience
 
 
-class WholeGroups:
-    """Observer of steps that warns, after `COUNTED_STEPS`, if carry-over leaves few whole groups to a step.
-
-    A step's loss is divided by what it trains on. Short groups are whole first, so that with few to a step they would
-    weigh more than the long ones of later steps.
-
-    warn: called with the step and one line.
-    """
-
-    def __init__(self, config: RunConfig, warn: Callable[[int, str], None]) -> None:
-        self._config, self._warn, self._groups = config, warn, list[int]()
-
-    def __call__(self, step: DispatchedStep) -> None:
-        if len(self._groups) == COUNTED_STEPS:
-            return
-        left = sum(int(step.metrics[name]) for name in ("groups/unfinished", "groups/too_old"))
-        self._groups.append(self._config.data.prompts - left)
-        if len(self._groups) == COUNTED_STEPS and (mean := fmean(self._groups)) < FEWEST_GROUPS:
-            self._warn(
-                step.number,
-                f"WARNING: {mean:.1f} groups a step were whole in the first {COUNTED_STEPS} steps. Below "
-                f"{FEWEST_GROUPS}, short groups weigh more than long ones: raise data.prompts = "
-                f"{self._config.data.prompts} or rollout.carry_over = {self._config.rollout.carry_over}",
-            )
-
-
 class RouterLoad:
     """Observer of steps that warns, once until they recover, if routers give nearly all tokens to a few experts.
 
@@ -174,7 +145,7 @@ def nothing_learnt(config: RunConfig, steps: Sequence[Mapping[str, float]]) -> s
 
     steps: the metrics `CAUSES` of each step, as far as the rollout function reports them.
     """
-    groups = config.data.prompts
+    groups = config.rollout.finished_groups(config.data.prompts)
     failed = _mean(steps, "reward/failed") / (groups * config.rollout.group_size)
     truncated = _mean(steps, "rollout/truncated")
     # Groups without a reward count as equal, and no larger group would change that.
@@ -185,9 +156,8 @@ def nothing_learnt(config: RunConfig, steps: Sequence[Mapping[str, float]]) -> s
         cut += ", and dropped: raise it, or set selection.drop_truncated = False"
     else:
         cut += ": raise it"
-    unfinished, too_old = (_mean(steps, name) / groups for name in ("groups/unfinished", "groups/too_old"))
+    too_old = _mean(steps, "groups/too_old") / config.data.prompts
     causes = [
-        (unfinished, "of the groups were not finished: raise rollout.carry_over, or lower rollout.group_size"),
         (too_old, "of the groups were dropped for their age: raise rollout.max_age or rollout.carry_over"),
         (failed, "of the completions could not be scored: look for errors of reward.scorer, raise reward.time_limit_s"),
         (truncated, f"of the completions {cut}"),

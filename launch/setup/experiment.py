@@ -272,23 +272,34 @@ def _check_divisibility(config: RunConfig, shards: int, rollout_shards: int) -> 
     It has a line for each that does not. Those that depend on a refused number are checked with the nearest that works.
     """
     refused, prompts, groups, updates = list[str](), config.data.prompts, config.selection.groups, config.updates
-    counts = {"mesh": shards, "asynchronous.rollout_mesh": rollout_shards}
+    counts, both = {"mesh": shards, "asynchronous.rollout_mesh": rollout_shards}, math.lcm(shards, rollout_shards)
     failing = [f"{mesh}.data x {mesh}.fsdp = {count}" for mesh, count in counts.items() if prompts % count]
     if failing:
         if rollout_shards == shards:
             failing = failing[:1]
-        factor = math.lcm(shards, rollout_shards)
-        near = nearest_multiples(prompts, factor)
+        near = nearest_multiples(prompts, both)
         refused.append(f"data.prompts = {prompts}: must be a multiple of {' and of '.join(failing)}; nearest: {near}")
-        prompts = _nearest_multiple(prompts, factor)
-    if groups % shards or groups > prompts:
-        near = nearest_multiples(min(groups, prompts), shards)
+        prompts = _nearest_multiple(prompts, both)
+    share, finished, both = (
+        config.rollout.carry_over,
+        config.rollout.finished_groups(prompts),
+        math.lcm(*counts.values()),
+    )
+    if share is not None and (finished % both or not 0 < finished < prompts):
         refused.append(
-            f"selection.groups = {groups}: must be a multiple of mesh.data x mesh.fsdp = {shards}, and at most "
-            f"data.prompts = {prompts}; nearest: {near}"
+            f"rollout.carry_over = {share}: finishes {finished} of data.prompts = {prompts} in a step; must be above 0, "
+            f"below {prompts} and a multiple of the {both} data shards"
         )
-        groups = _nearest_multiple(min(groups, prompts), shards)
-    sequences, minibatches = (groups or prompts) * config.rollout.group_size // shards, updates.minibatches
+        finished = min(max(_nearest_multiple(finished, both), both), prompts)
+    if groups % shards or groups > finished:
+        near = nearest_multiples(min(groups, finished), shards)
+        most = f"data.prompts = {prompts}" if share is None else f"{finished}, the prompts that a step finishes"
+        refused.append(
+            f"selection.groups = {groups}: must be a multiple of mesh.data x mesh.fsdp = {shards}, and at most {most}; "
+            f"nearest: {near}"
+        )
+        groups = _nearest_multiple(min(groups, finished), shards)
+    sequences, minibatches = (groups or finished) * config.rollout.group_size // shards, updates.minibatches
     if sequences % (minibatches * config.microbatches):
         name = f"updates.minibatches x microbatches = {minibatches} x {config.microbatches}"
         if minibatches == 1:

@@ -151,7 +151,7 @@ def _update(experiment: Experiment, rows: Mapping[str, int]) -> list[MemoryPart]
     config, networks, mesh = experiment.config, experiment.networks, experiment.mesh
     options, width, decoder = {**rows, **_widths(experiment)}, sum(_widths(experiment).values()), networks.decoder
     parts = batch_shards(mesh) * config.updates.minibatches * config.microbatches
-    sequences = _trained_groups(experiment) * config.rollout.group_size // parts
+    sequences = config.trained_groups(config.data.prompts) * config.rollout.group_size // parts
     item, positions = jnp.dtype(networks.policy.dtype).itemsize, min(config.logit_chunk or width, width)
     logits = item * sequences * positions * networks.policy.vocab_size // mesh.shape["tensor"]
     stream = 0 if decoder is None else item * sequences * width * decoder.hidden_size * decoder.num_layers
@@ -160,10 +160,6 @@ def _update(experiment: Experiment, rows: Mapping[str, int]) -> list[MemoryPart]
         growing("logits of a microbatch", logits, options, "logit_chunk set, or microbatches more"),
         growing("activations of a microbatch", stream, options, "microbatches more"),
     ]
-
-
-def _trained_groups(experiment: Experiment) -> int:
-    return experiment.config.selection.groups or experiment.config.data.prompts
 
 
 def _widths(experiment: Experiment, width: int | None = None) -> dict[str, int]:

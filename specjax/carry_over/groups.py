@@ -1,13 +1,14 @@
-"""Carry-over: a rollout ends before its last sequences, which go on in the next step under the newer policy.
+"""Carry-over: a rollout ends once enough groups are finished. The others go on in the next step under the newer policy.
 
-Groups of which a sequence is unfinished keep their rows: their finished samples wait, their unfinished ones go on. They
-are trained on in the step in which the last one ends. Fresh prompts take the other rows. Every token keeps the log-prob
-under the policy that wrote it, which is all that the importance weight old / mu needs, and the version of that policy.
+They keep their rows: their finished samples wait, their unfinished ones go on. A step trains on as many groups as its
+rollout has to finish, so that every update has a full batch. Fresh prompts take the other rows. Every token keeps the
+log-prob under the policy that wrote it, which is all that the importance weight old / mu needs, and the version of that
+policy.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -89,42 +90,57 @@ def with_history(rollout: Rollout, before: Rollout, step: Int[Array, ""], versio
     return replace(rollout, resumed_at=before.lengths, began=began, versions=versions)
 
 
-def unfinished_groups(rollout: Rollout, groups: int, max_age: int | None) -> tuple[Bool[Array, "N"], Bool[Array, "N"]]:
-    """Return which groups of which a sequence is unfinished go on, and which are too old to.
+class Groups(NamedTuple):
+    """Which of the groups of a rollout with carry-over are trained on now, and what becomes of the others.
 
-    max_age: most updates between the first token of a group and the next rollout. All samples of a group begin in one
-             rollout, so that a group is as old as the first token of any of them.
+    trained: bool [N], whole, and among the oldest of these, as many as a rollout finishes.
+    waiting: bool [N], whole, but more than that finished together. They are trained on in a later step.
+    unfinished: bool [N], some of its sequences go on.
+    too_old: bool [N], unfinished, and dropped.
     """
-    whole = rollout.whole_groups(groups)
-    assert whole is not None and rollout.versions is not None
-    unfinished = ~whole
-    if max_age is None:
-        return unfinished, jnp.zeros_like(unfinished)
-    began = rollout.versions[:, 0].reshape(groups, -1)[:, 0]
-    # A rollout writes at least one token.
-    newest = jnp.max(rollout.versions)
-    too_old = unfinished & (newest + 1 - began > max_age)
-    return unfinished & ~too_old, too_old
+
+    trained: Bool[Array, "N"]
+    waiting: Bool[Array, "N"]
+    unfinished: Bool[Array, "N"]
+    too_old: Bool[Array, "N"]
+
+
+def divide_groups(rollout: Rollout, groups: int, config: RolloutConfig) -> Groups | None:
+    """Return what becomes of each of so many groups; None without carry-over: all are trained on.
+
+    A group is as old as its first tokens: all of its samples begin in one rollout.
+    """
+    if rollout.done is None or rollout.versions is None or rollout.began is None:
+        return None
+    whole = jnp.all(rollout.done.reshape(groups, -1), axis=1)
+    order = jnp.lexsort((rollout.began.reshape(groups, -1)[:, 0], ~whole))
+    first = jnp.zeros(groups, bool).at[order[: config.finished_groups(groups)]].set(True)
+    too_old = jnp.zeros(groups, bool)
+    if config.max_age is not None:
+        first_version = rollout.versions.reshape(groups, -1, rollout.versions.shape[1])[:, 0, 0]
+        # The next rollout's version is at least one more. A rollout writes at least one token.
+        too_old = ~whole & (jnp.max(rollout.versions) + 1 - first_version > config.max_age)
+    return Groups(whole & first, whole & ~first, ~whole & ~too_old, too_old)
 
 
 def carry_over_of(config: RolloutConfig, prompts: Prompts, rollout: Rollout) -> CarryOver:
     """Return what the next rollout goes on with."""
-    kept, _ = unfinished_groups(rollout, len(prompts.lengths), config.max_age)
+    groups = divide_groups(rollout, len(prompts.lengths), config)
+    assert groups is not None
     written: dict[str, Any] = {name: getattr(rollout, name) for name in (*CARRIED, "began", "versions")}
-    return CarryOver(replace(prompts, carried=None), kept, Rollout(**written))
+    return CarryOver(replace(prompts, carried=None), groups.waiting | groups.unfinished, Rollout(**written))
 
 
-def carry_over_metrics(rollout: Rollout, groups: int, max_age: int | None) -> dict[str, Array]:
-    """Return the metrics of carry-over, none without it. Ages are of the tokens of whole groups."""
-    if rollout.done is None or rollout.versions is None or rollout.resumed_at is None:
-        return {}
-    kept, too_old = unfinished_groups(rollout, groups, max_age)
-    whole = jnp.repeat(~kept & ~too_old, len(rollout.lengths) // groups)
-    trained = (jnp.arange(rollout.tokens.shape[1])[None] < rollout.lengths[:, None]) & whole[:, None]
+def carry_over_metrics(rollout: Rollout, groups: Groups) -> dict[str, Array]:
+    """Return the metrics of carry-over. Ages are of the tokens that are trained on."""
+    assert rollout.done is not None and rollout.versions is not None
+    rows = jnp.repeat(groups.trained, len(rollout.lengths) // len(groups.trained))
+    trained = (jnp.arange(rollout.tokens.shape[1])[None] < rollout.lengths[:, None]) & rows[:, None]
     ages = jnp.where(trained, jnp.max(rollout.versions) - rollout.versions, 0).astype(jnp.float32)
     return {
-        "groups/unfinished": jnp.sum(kept),
-        "groups/too_old": jnp.sum(too_old),
+        "groups/waiting": jnp.sum(groups.waiting),
+        "groups/unfinished": jnp.sum(groups.unfinished),
+        "groups/too_old": jnp.sum(groups.too_old),
         "rollout/unfinished": jnp.sum(~rollout.done),
         "rollout/age_mean": jnp.sum(ages) / jnp.sum(trained, dtype=jnp.float32),
         "rollout/age_max": jnp.where(jnp.any(trained), jnp.max(ages), jnp.nan),

@@ -1,4 +1,4 @@
-"""Rollouts that go on with sequences of earlier rollouts, and end before their last sequences do.
+"""Rollouts that go on with sequences of earlier rollouts, and end once enough groups are finished.
 
 Finished sequences keep their rows. An unfinished one needs one forward over its prompt and tokens, under the networks
 of this rollout. It is then decoded as any other, so that the drafters need not know. Its next tokens follow the law of
@@ -6,7 +6,6 @@ these networks after its prefix. Their noise is keyed by the step in which it be
 do not change, it is the sequence that one rollout would have written.
 """
 
-import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -50,18 +49,18 @@ def carry_over(generate: Generate, carried: CarryOver, version: Int[Array, ""]) 
 def carry_over_rollout(
     policy: Policy, drafter: Drafter, params: Params, prompts: Prompts, seed_step: SeedStep, config: RolloutConfig
 ) -> Rollout:
-    """Run `speculative_rollout`, but go on with `prompts.carried` and leave the last sequences to the next rollout.
+    """Run `speculative_rollout`, but go on with `prompts.carried` and leave the last groups to the next rollout.
 
-    It ends when the share `config.carry_over` of the sequences that it has to generate is done. That decision reads
-    only committed tokens, so it leaves the law as it is. Without carried sequences it is `speculative_rollout`.
+    It ends when all sequences of the share `config.carry_over` of the groups are done. That decision reads only
+    committed tokens, so it leaves the law as it is. Without carried sequences it is `speculative_rollout`.
     """
     if prompts.carried is None:
         return speculative_rollout(policy, drafter, params, prompts, seed_step, config)
     carried, decoding = prompts.carried, Decoding(policy, drafter, params, config)
     assert carried.done is not None
-    rows, unfinished = len(carried.lengths), jnp.sum(~carried.done)
-    left_over = jnp.array([config.left_over(count) for count in range(rows + 1)], jnp.int32)
-    run = PhaseRun(decoding, replace(prompts, carried=None), seed_step, live_at_end=left_over[unfinished])
+    rows, groups = len(carried.lengths), len(prompts.lengths)
+    left_over = groups - config.finished_groups(groups)
+    run = PhaseRun(decoding, replace(prompts, carried=None), seed_step, left_over=left_over)
     start = start_rollout(decoding, run.prompts, seed_step, run.phase.slots)
     state, _, record = run_phases(run, resume(run, start, carried))
     return replace(record, done=jnp.ones(rows, bool).at[state.sequence].set(state.done))
@@ -71,20 +70,14 @@ def resume(run: PhaseRun, start: Carry, carried: Rollout) -> Carry:
     """Return the start of a rollout with the sequences of `carried` in place of those that start there.
 
     A data shard goes on with at most as many as its rollout leaves: its rows must have been of the same shard before.
-    Raises ValueError if sequences wait for slots, since all must have a row, and if a rollout leaves none
-    or all.
+    Raises ValueError if sequences wait for slots, since all must have a row, and if a rollout leaves no group or all.
     """
     decoding, config, sequences = run.decoding, run.decoding.config, run.sequences
-    most = config.left_over(sequences)
-    if not most:
+    most, groups = config.left_over(sequences), len(run.prompts.lengths)
+    if not 0 < most < sequences:
         raise ValueError(
-            f"rollout.carry_over = {config.carry_over}: leaves none of the {sequences} sequences of a data shard to "
-            f"the next step; must be at most {math.floor(1e4 * (1 - 1 / sequences)) / 1e4}"
-        )
-    if most == sequences:
-        raise ValueError(
-            f"rollout.carry_over = {config.carry_over}: waits for none of the {sequences} sequences of a data shard; "
-            f"must be at least {math.ceil(1e4 / sequences) / 1e4}"
+            f"rollout.carry_over = {config.carry_over}: finishes {config.finished_groups(groups)} of the {groups} "
+            f"groups of a data shard; must be 1 .. {groups - 1} of them"
         )
     if start.queue is not None:
         raise ValueError(

@@ -17,13 +17,13 @@ from specjax.types import Prompts
 
 @dataclass(frozen=True)
 class PhaseRun:
-    """Phase `number` of the rollout of `prompts`. live_at_end: how many rows may be live when the rollout ends."""
+    """Phase `number` of the rollout of `prompts`. left_over: groups that may be unfinished when the rollout ends."""
 
     decoding: Decoding
     prompts: Prompts
     seed_step: SeedStep
     number: int = 0
-    live_at_end: Int[Array, ""] | int = 0
+    left_over: int = 0
 
     @property
     def sequences(self) -> int:
@@ -92,10 +92,19 @@ class PhaseRun:
         return (waiting > 0) & (jnp.sum(state.done) >= jnp.minimum(rows, waiting))
 
     def _has_ended(self, state: RoundState, waiting: Int[Array, ""] | int) -> Bool[Array, ""]:
-        """Return whether none waits and the live rows fit a later phase's slots, or a row has outgrown the window."""
+        """Return whether none waits and the live rows fit a later phase's slots, or a row has outgrown the window.
+
+        Or whether so many groups are finished that the rollout ends.
+        """
         live = max((later.slots for later in self.phases if later.slots < self.phase.slots), default=0)
-        most = jnp.maximum(live, self.live_at_end)
-        return ((waiting == 0) & (jnp.sum(~state.done) <= most)) | self._outgrown(state)
+        ended = jnp.sum(~state.done) <= live
+        if self.left_over:
+            ended |= self._unfinished_groups(state) <= self.left_over
+        return ((waiting == 0) & ended) | self._outgrown(state)
+
+    def _unfinished_groups(self, state: RoundState) -> Int[Array, ""]:
+        groups = state.sequence // self.decoding.config.group_size
+        return jnp.sum(jnp.zeros(len(self.prompts.lengths), bool).at[groups].max(~state.done))
 
     def _outgrown(self, state: RoundState) -> Bool[Array, ""]:
         return jnp.any(~state.done & (state.visible > self.phase.window))

@@ -37,7 +37,7 @@ class RolloutConfig(Options):
                         never rise: sequences wait for a slot, and the batch shrinks when none wait. Empty: all at once.
         admit:          Slots that must be free before waiting sequences enter; 0: an eighth of the first phase's.
         kept_prompts:   Prompts whose caches are kept while samples of theirs wait; 0: as many as `admit` fills.
-        carry_over:     Share of sequences to wait for; others go on in the next step.
+        carry_over:     Share of the prompts that a step finishes and trains on; the others go on.
         max_age:        Drop groups unfinished after so many updates. None: never.
     """
 
@@ -79,10 +79,15 @@ class RolloutConfig(Options):
         """Return the draft length of the phase."""
         return jnp.array(self.lengths)[self.length_index(phase)]
 
+    def finished_groups(self, groups: int) -> int:
+        """Return of how many of so many groups a rollout finishes every sequence: all without carry-over."""
+        # Rounded, because shares are not exact: 0.7 of 10 are 7.
+        return groups if self.carry_over is None else math.floor(round(self.carry_over * groups, 6))
+
     def left_over(self, sequences: int) -> int:
-        """Return how many of so many unfinished sequences a rollout of a data shard leaves to the next one."""
-        # Rounded, because 1 - share is not exact: 0.2 of 10 are 2.
-        return 0 if self.carry_over is None else math.floor(round((1 - self.carry_over) * sequences, 6))
+        """Return the most sequences of so many that a rollout leaves unfinished for the next one."""
+        groups = sequences // self.group_size
+        return (groups - self.finished_groups(groups)) * self.group_size
 
     @property
     def slack(self) -> int:

@@ -90,6 +90,10 @@ class TrainConfig(Options):
                 "allowed only with allow_truncated_law"
             )
 
+    def trained_groups(self, prompts: int) -> int:
+        """Return on how many groups a step of so many prompts trains at most."""
+        return self.selection.groups or self.rollout.finished_groups(prompts)
+
 
 def check_groups(config: TrainConfig) -> None:
     """Raise ValueError if a reward has no other of its group to be compared with: all advantages would be 0."""

@@ -46,14 +46,14 @@ def reward_metrics(
     equal: Bool[Array, "N"],
     counted: Bool[Array, "K"],
     punishment: Float[Array, "R"],
-    unfinished: Int[Array, ""] | int = 0,
+    withheld: Int[Array, ""] | int = 0,
 ) -> Metrics:
     """Return statistics of the scored sequences; NaN if there are none.
 
     equal:      True for groups whose rewards are all equal.
     counted:    True for those of the selected sequences that train the policy.
     punishment: added to the reward of each sequence for its length.
-    unfinished: number of groups whose rewards are withheld, so that all of them are NaN.
+    withheld:   number of groups whose rewards are withheld, so that all of them are NaN.
     """
     scored = jnp.isfinite(reward.value)
     count = _total(scored)
@@ -66,9 +66,9 @@ def reward_metrics(
         "reward/mean": mean,
         "reward/std": jnp.sqrt(variance),
         "reward/accuracy": jnp.sum(jnp.where(scored, reward.correct, 0.0)) / count,
-        "reward/failed": jnp.sum(~scored) - unfinished * (len(scored) // len(equal)),
+        "reward/failed": jnp.sum(~scored) - withheld * (len(scored) // len(equal)),
         "reward/overlong": jnp.sum(jnp.where(scored, punishment, 0.0)) / count,
-        "groups/zero_variance": jnp.sum(equal) - unfinished,
+        "groups/zero_variance": jnp.sum(equal) - withheld,
         "groups/sequences_trained": jnp.sum(counted),
     }
 

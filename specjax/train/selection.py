@@ -8,8 +8,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float
 
+from specjax.carry_over.groups import divide_groups
 from specjax.options import NonNegative, Options, Weight
 from specjax.parallel.mesh import BATCH_AXES, batch_shards
+from specjax.rollout.plan import RolloutConfig
 from specjax.train.batch import ScoredSequences
 from specjax.types import Reward, Rollout
 
@@ -41,12 +43,12 @@ def overlong_punishment(lengths: Array, budget: int, config: SelectionConfig) ->
     return -config.overlong_penalty * jnp.clip(over, 0.0, 1.0) if config.overlong_buffer else jnp.zeros(lengths.shape)
 
 
-def withhold_rewards(scores: Reward, rollout: Rollout, group_size: int) -> Reward:
-    """Return the rewards with NaN in groups that are not whole, so that these enter no statistics and train nothing."""
-    whole = rollout.whole_groups(len(rollout.lengths) // group_size)
-    if whole is None:
+def withhold_rewards(scores: Reward, rollout: Rollout, config: RolloutConfig) -> Reward:
+    """Return the rewards with NaN in groups that go on or are dropped: they enter no statistics and train nothing."""
+    groups = divide_groups(rollout, len(rollout.lengths) // config.group_size, config)
+    if groups is None:
         return scores
-    return replace(scores, value=jnp.where(jnp.repeat(whole, group_size), scores.value, jnp.nan))
+    return replace(scores, value=jnp.where(jnp.repeat(groups.trained, config.group_size), scores.value, jnp.nan))
 
 
 def drop_truncated(sequences: ScoredSequences, rollout: Rollout) -> ScoredSequences:

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from specjax.adapters import joined
-from specjax.carry_over.groups import carry_over_metrics, carry_over_of
+from specjax.carry_over.groups import carry_over_metrics, carry_over_of, divide_groups
 from specjax.carry_over.rollout import carry_over, carry_over_fn
 from specjax.cost import choose, update_drafting
 from specjax.drafters import Drafter
@@ -123,20 +123,23 @@ class Stages:
             raise ValueError("loss.routing = replay: the rollout has no routes; must be recompute")
         if selection.drop_truncated:
             sequences = drop_truncated(sequences, rollout)
-        # True of unfinished groups too, whose rewards are withheld.
+        # True also of groups whose rewards are withheld.
         equal = zero_variance(scores.value, config.rollout.group_size)
+        groups = divide_groups(rollout, len(equal), config.rollout)
         if selection.groups:
             sequences = keep_groups(sequences, equal, selection.groups, self.mesh)
+        elif groups is not None:
+            sequences = keep_groups(sequences, ~groups.trained, config.trained_groups(len(equal)), self.mesh)
         rows, parts = len(sequences.tokens) // batch_shards(self.mesh), config.updates.minibatches * config.microbatches
         if rows % parts:
             raise ValueError(
                 f"minibatches x microbatches = {parts}: must divide the {rows} sequences of a data shard that train"
             )
         trained = jnp.any(sequences.trained, axis=1)
-        metrics = rollout_metrics(rollout) | carry_over_metrics(rollout, len(equal), config.rollout.max_age)
-        whole = rollout.whole_groups(len(equal))
-        unfinished = 0 if whole is None else jnp.sum(~whole)
-        return sequences, metrics | reward_metrics(scores, equal, trained, punishment, unfinished)
+        metrics, withheld = rollout_metrics(rollout), 0
+        if groups is not None:
+            metrics, withheld = metrics | carry_over_metrics(rollout, groups), jnp.sum(~groups.trained)
+        return sequences, metrics | reward_metrics(scores, equal, trained, punishment, withheld)
 
     @jax.named_scope("logprob")
     def logprob(self, state: TrainState, sequences: ScoredSequences) -> LogProbs:

@@ -97,7 +97,7 @@ def _initial(
     """Return the state before the first step, wherever the compiler places it."""
     rows = None
     if prompts is not None:
-        groups = config.selection.groups or prompts[0]
+        groups = config.trained_groups(prompts[0])
         rows = groups * config.rollout.group_size, prompts[1] + config.rollout.max_new_tokens
     if params.base and config.reference_every:
         raise ValueError(

@@ -91,7 +91,7 @@ class StagedStep:
                 scores, scoring_s = self._timed.on_host(stages.reward, rollout, prompts)
             else:
                 scores, scoring_s = self._timed("reward", stages.reward, rollout, prompts)
-            scores = withhold_rewards(scores, rollout, stages.config.rollout.group_size)
+            scores = withhold_rewards(scores, rollout, stages.config.rollout)
             (sequences, metrics), selecting_s = self._timed("select", stages.select, rollout, prompts, scores)
             seconds["reward"] = scoring_s + selecting_s
             log_probs, seconds["logprob"] = self._timed("logprob", stages.logprob, state, sequences)

@@ -45,7 +45,7 @@ def generate(stages: Stages, state: TrainState, prompts: Prompts) -> Rollout:
 
 def update(stages: Stages, state: TrainState, prompts: Prompts, rollout: Rollout, scores: Reward) -> StepResult:
     """Train on scored completions: return the next state, the scored rollout and the metrics."""
-    scores = withhold_rewards(scores, rollout, stages.config.rollout.group_size)
+    scores = withhold_rewards(scores, rollout, stages.config.rollout)
     sequences, metrics = stages.select(rollout, prompts, scores)
     log_probs = stages.logprob(state, sequences)
     batch = stages.advantage(sequences, log_probs)

@@ -18,7 +18,7 @@ from configs.schema.networks import DraftConfig
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.evaluation.one_prompt import answer_prompt
-from launch.run.step_checks import ADVANTAGES, COUNTED_STEPS, PATIENCE, LearningSignal, RouterLoad, WholeGroups
+from launch.run.step_checks import ADVANTAGES, PATIENCE, LearningSignal, RouterLoad
 from launch.run.step_timer import DispatchedStep
 from launch.setup.experiment import build_experiment
 from specjax.drafters import NoDrafter
@@ -121,18 +121,6 @@ def test_row_08_means_of_no_round_have_no_value() -> None:
     metrics = rollout_metrics(rollout)
     names = ["rollout/draft_length", "rollout/acceptance_length", "rollout/acceptance_rate_pos_1"]
     assert np.isnan([metrics[name] for name in names]).all() and metrics["rollout/rounds"] == 0
-
-
-@pytest.mark.parametrize(("left", "warns"), [([19, 10], True), ([10, 8], False)])
-def test_few_whole_groups_with_carry_over_are_said_once(left: list[int], warns: bool) -> None:
-    said = list[tuple[int, str]]()
-    config = replace(RUN, data=replace(RUN.data, prompts=20))
-    signal = WholeGroups(config, lambda number, text: said.append((number, text)))
-    for number in range(3 * COUNTED_STEPS):
-        metrics: Any = {"groups/unfinished": left[number % 2], "groups/too_old": 0}
-        signal(DispatchedStep(number, 0.0, metrics, None, None))  # pyright: ignore[reportArgumentType]
-    assert [number for number, _ in said] == [COUNTED_STEPS - 1] * warns
-    assert not warns or said[0][1].startswith("WARNING: 5.5 groups a step were whole")
 
 
 def test_routers_that_collapse_are_said_once() -> None:

@@ -39,7 +39,7 @@ def test_row_43_devices_for_experts_that_are_not_there(experiment: Experiment) -
 @pytest.mark.parametrize("share", [1e-12, 1e-300, 1e-9])
 def test_row_43_a_share_that_waits_for_no_sequence(experiment: Experiment, share: float) -> None:
     config = replace(CONFIG, rollout=replace(CONFIG.rollout, carry_over=share))
-    with refuses(f"rollout.carry_over = {share}: ...must be at least", ConfigError):
+    with refuses(f"rollout.carry_over = {share}: finishes 0 of...must be 1 ..", ConfigError):
         checks._check_training_rollout(replace(experiment, config=config))
 
 

@@ -47,13 +47,16 @@ def rollouts(
     config: RolloutConfig,
     steps: int,
     rollout_fn: RolloutFn = carry_over_rollout,
+    first: Prompts | None = None,
     later: Prompts | None = None,
 ) -> list[Rollout]:
     """Return the rollouts of the same prompts, each of which goes on with what the one before left.
 
+    first: the prompts; None: those of the world.
     later: prompts from the second step on. Where their ids differ, they begin in that step.
     """
-    later = later or world.batch
+    first = first or world.batch
+    later = later or first
 
     def generate(params: Params, prompts: Prompts, seed_step: SeedStep, _: Choice) -> Rollout:
         return rollout_fn(world.policy, world.drafters[drafter], params, prompts, seed_step, config)
@@ -64,10 +67,10 @@ def rollouts(
         rollout = carry_over(generate, carried, step + 10)(params, prompts, (jnp.int32(5), step), None)
         return rollout, carry_over_of(config, prompts, rollout)
 
-    found, carried = [], nothing_carried(config, world.batch.tokens.shape)
+    found, carried = [], nothing_carried(config, first.tokens.shape)
     assert carried is not None
     for step in range(steps):
-        prompts = later if step else world.batch
+        prompts = later if step else first
         rollout, carried = run(world.params(draft), prompts, carried, jnp.int32(step))
         # Also those groups that are whole, so that every row has one completion in the end.
         carried = replace(carried, prompts=prompts, kept=jnp.ones_like(carried.kept))
@@ -77,11 +80,10 @@ def rollouts(
 
 def test_a_completion_that_several_rollouts_write_has_the_exact_law() -> None:
     """Rows that end early are short. If one of them were drawn again, the law would be another."""
-    world, budget = ENUMERABLE, 5
-    config = RolloutConfig(
-        group_size=100_000, max_new_tokens=budget, draft_length=2, stop_tokens=world.stops, carry_over=0.2
-    )
-    parts = rollouts(world, "table", "none", config, 8)
+    world, budget, copies = ENUMERABLE, 5, 50_000
+    config = RolloutConfig(group_size=2, max_new_tokens=budget, draft_length=2, stop_tokens=world.stops, carry_over=0.2)
+    repeated = jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), world.batch)
+    parts = rollouts(world, "table", "none", config, 8, first=replace(repeated, id=jnp.arange(copies)))
     assert parts[-1].done.all() and np.unique(parts[-1].versions).size >= 3
     (prompt,) = world.prompts
     cells = completion_law(world.logits, prompt, world.vocab, world.stops, budget, config.law)
@@ -102,7 +104,7 @@ def test_a_carried_completion_is_the_one_of_a_single_rollout() -> None:
     renewed = replace(world.batch, id=world.batch.id.at[0].add(100))
     parts = rollouts(world, "eagle3", "random", drafted, 4, later=renewed)
     first, second, *_, last = parts
-    assert 3 < (~first.done).sum() <= drafted.left_over(rows) == 7 and last.done.sum() > second.done.sum()
+    assert 3 < (~first.done).sum() <= drafted.left_over(rows) == 9 and last.done.sum() > second.done.sum()
 
     @jax.jit
     def decode(prompts: Prompts, step: jax.Array) -> Rollout:
@@ -136,12 +138,15 @@ def test_a_carried_completion_is_the_one_of_a_single_rollout() -> None:
 CARRYING = replace(CONFIG, rollout=replace(CONFIG.rollout, carry_over=0.5, max_age=1), gap_alarm=1e-4)
 
 
+TRAINED = 4  # of 8 groups
+
+
 def test_groups_wait_until_they_are_whole_and_train_once_with_the_log_probs_of_their_writers() -> None:
     mesh, (policy, drafter) = mesh_of(2, 1, 1), networks()
     step = make_train_step(policy, drafter, count_fives, CARRYING, mesh)
     state = init_train_state(params_on(mesh), CARRYING, mesh, prompts=make_prompts().tokens.shape)
     supply, column = fresh_prompts(), np.arange(BUDGET)[None]
-    taken, trained, dropped, ratios = list[int](), list[int](), list[int](), list[float]()
+    taken, trained, dropped, ratios, waited = list[int](), list[int](), list[int](), list[float](), 0
 
     @jax.jit
     def log_probs(params: PyTree, tokens: jax.Array) -> jax.Array:
@@ -169,33 +174,34 @@ def test_groups_wait_until_they_are_whole_and_train_once_with_the_log_probs_of_t
         assert (rollout.versions[new] == number).all()
         np.testing.assert_array_equal(new.any(axis=1), ~(going_on & before.sequences.done))
 
-        # A group is trained on when all of it is done, or leaves when it is too old.
-        whole = rollout.done.reshape(-1, GROUP).all(axis=1)
-        np.testing.assert_array_equal(rollout.batch.counted, np.repeat(whole, GROUP))
+        # Half of the groups are trained on, all of which are done. Others wait, or leave when they are too old.
+        whole, now = rollout.done.reshape(-1, GROUP).all(axis=1), trained_groups(rollout)
+        assert now.sum() == TRAINED == len(rollout.batch.counted) // GROUP and rollout.batch.counted.all()
         counted = rollout.batch.completion & rollout.batch.counted[:, None]
         assert not rollout.batch.advantage[~counted].any()
         too_old = ~whole & (number + 1 - rollout.versions[::GROUP, 0] > 1)
-        np.testing.assert_array_equal(kept, ~whole & ~too_old)
-        assert metrics["groups/unfinished"] == kept.sum() and metrics["groups/too_old"] == too_old.sum()
-        assert metrics["groups/sequences_trained"] == whole.sum() * GROUP and metrics["reward/failed"] == 0
+        np.testing.assert_array_equal(kept, ~now & ~too_old)
+        waiting = (whole & ~now).sum()
+        assert metrics["groups/unfinished"] == kept.sum() - waiting and metrics["groups/too_old"] == too_old.sum()
+        assert metrics["groups/waiting"] == waiting and metrics["reward/failed"] == 0
+        assert metrics["groups/sequences_trained"] == TRAINED * GROUP
+        waited += waiting
         assert metrics["rollout/tokens"] == new.sum() and metrics["rollout/unfinished"] == (~rollout.done).sum()
-        trained += prompts.id[whole].tolist()
+        trained += prompts.id[now].tolist()
         dropped += prompts.id[too_old].tolist()
 
         # Every token is weighted by the log-prob that it was written with; the alarm reads the newest alone.
         mu = rollout.batch.mu[rollout.batch.completion]
-        np.testing.assert_array_equal(mu, rollout.full[column < rollout.lengths[:, None]])
-        if not counted.any():
-            assert np.isnan([metrics["ratio/mean"], metrics["rollout/age_mean"]]).all() and metrics["update/empty"] == 1
-            continue
+        rows = np.repeat(now, GROUP)
+        np.testing.assert_array_equal(mu, rollout.full[rows][(column < rollout.lengths[:, None])[rows]])
         ratio = np.exp(log_probs(weights, rollout.batch.tokens) - rollout.batch.mu)[counted]
         assert np.isclose(metrics["ratio/mean"], ratio.mean(), atol=1e-5)
         ratios.append(ratio.max())
         assert metrics["rollout/logprob_alarm"] == 0 and metrics["rollout/logprob_gap_max"] < 1e-4
-        ages = (number - rollout.versions)[np.repeat(whole, GROUP)][(old | new)[np.repeat(whole, GROUP)]]
+        ages = (number - rollout.versions)[rows][(old | new)[rows]]
         assert np.isclose(metrics["rollout/age_mean"], ages.mean()) and metrics["rollout/age_max"] == ages.max() <= 1
 
-    assert dropped and max(ratios) > 1.01
+    assert dropped and waited and max(ratios) > 1.01
     # Every prompt that was taken is trained on, dropped, or goes on: once.
     assert sorted(trained + dropped + prompts.id[kept].tolist()) == taken == list(range(len(taken)))
 
@@ -215,6 +221,7 @@ def test_unfinished_groups_take_no_place_of_dynamic_sampling() -> None:
         done=done,
         resumed_at=jnp.zeros(rows, jnp.int32),
         versions=by_token.astype(jnp.int32),
+        began=jnp.zeros(rows, jnp.int32),
     )
     values = jnp.where(done, (jnp.arange(rows) % 2).astype(jnp.float32), jnp.nan)
     scores = Reward(values, done.astype(jnp.float32))
@@ -243,9 +250,16 @@ def test_sequences_go_on_from_rollout_to_rollout_of_a_mesh_of_their_own() -> Non
         assert old.any() == (number > 0)
         for name in ("tokens", "full", "versions"):
             assert before is None or (getattr(rollout, name)[old] == getattr(before, name)[old]).all()
-        trained += own.id[rollout.done.reshape(-1, GROUP).all(axis=1)].tolist()
+        trained += own.id[trained_groups(rollout)].tolist()
         before = rollout
     assert trained and len(set(trained)) == len(trained)
+
+
+def trained_groups(rollout: Rollout) -> np.ndarray:
+    """Return which groups a step trains on: the oldest of those that are whole."""
+    assert rollout.done is not None and rollout.began is not None
+    whole, began = np.asarray(rollout.done).reshape(-1, GROUP).all(axis=1), np.asarray(rollout.began)[::GROUP]
+    return np.isin(np.arange(len(whole)), sorted(np.flatnonzero(whole), key=lambda group: began[group])[:TRAINED])
 
 
 def fresh_prompts() -> Take:
@@ -262,7 +276,7 @@ def fresh_prompts() -> Take:
 def test_what_carry_over_cannot_do_is_refused() -> None:
     """More in tests/launch/test_refusals.py."""
     mesh, carrying = mesh_of(1, 1, 1), RolloutConfig(group_size=2, carry_over=0.9, draft_length=0)
-    assert [carrying.left_over(count) for count in (9, 10, 19, 20)] == [0, 1, 1, 2]
+    assert [carrying.left_over(2 * groups) for groups in (9, 10, 19, 20)] == [2, 2, 4, 4]
     refused = [
         (lambda: RolloutConfig(carry_over=1.0), "carry_over = 1.0: must be"),
         (lambda: replace(CONFIG, rollout=carrying, loss=LossConfig(routing="replay")), "routing = replay"),
