@@ -37,7 +37,7 @@ class RolloutConfig(Options):
                         never rise: sequences wait for a slot, and the batch shrinks when none wait. Empty: all at once.
         admit:          Slots that must be free before waiting sequences enter; 0: an eighth of the first phase's.
         kept_prompts:   Prompts whose caches are kept while samples of theirs wait; 0: as many as `admit` fills.
-        carry_over:     Share of the prompts that a step finishes and trains on; the others go on.
+        carry_over:     Share of the prompts to finish and train on per step.
         max_age:        Drop groups unfinished after so many updates. None: never.
     """
 
