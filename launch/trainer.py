@@ -23,6 +23,7 @@ from launch.comparison.closing import check_comparison, compare_steps
 from launch.comparison.stage_times import VariantReport
 from launch.data.problem_list import ProblemList
 from launch.data.problems import Problem
+from launch.data.prompts import read_prompt
 from launch.data.tokenizers import Tokenizer
 from launch.evaluation.one_prompt import answer_prompt
 from launch.rewards.reward_fn import function_reward, make_pool, make_reward
@@ -58,10 +59,14 @@ class TrainedRun:
     state: TrainState
     reward_of: RewardOf | None
 
-    def generate(self, prompt: str, samples: int = 1) -> list[str]:
-        """Return sampled answers to a prompt, drafted by the trained draft."""
-        pieces = list[str]()
-        answer_prompt(self.experiment, self.state.params, prompt, samples, pieces.append)
+    def generate(self, prompt: str | Sequence[Mapping[str, Any]], samples: int = 1) -> list[str]:
+        """Return sampled answers to a prompt, drafted by the trained draft. prompt: text, or a list of chat messages.
+
+        Raises ConfigError for another prompt, and for one that is too long.
+        """
+        given = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
+        pieces, asked = list[str](), read_prompt({"prompt": given}, "prompt", "generate")
+        answer_prompt(self.experiment, self.state.params, asked, samples, pieces.append)
         answers = ["".join(pieces)] if samples == 1 else pieces
         return [answer.removesuffix("\n\n") for answer in answers]
 
