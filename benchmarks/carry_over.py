@@ -93,6 +93,7 @@ def arm(groups: int, samples: int) -> Callable[[], Turn]:
             for _ in range(steps):
                 prompts = take(groups) if state.carried is None else next_prompts(state.carried, take)
                 state, rollout, _ = step(state, prompts)
+                assert rollout.batch is not None
                 trained = np.asarray(jnp.sum(rollout.batch.trained, axis=1))
                 tokens += int(trained.sum())
                 lengths.append(trained)

@@ -6,10 +6,11 @@ Run from the repository's root: python -m benchmarks.design_case
 from dataclasses import replace
 
 from benchmarks.simulation.acceptance import bisect
-from benchmarks.simulation.answer import answer, resolve_pair, run
+from benchmarks.simulation.answer import resolve_pair, run
+from benchmarks.simulation.estimate import estimate
 from benchmarks.simulation.machine import Evidence
 from benchmarks.simulation.point import Point
-from benchmarks.simulation.uncertainty import Range, input_ranges, interval, sample_answers, strongest_input
+from benchmarks.simulation.uncertainty import Range, input_ranges
 
 NONE = Evidence()
 SAMPLES = 48
@@ -71,13 +72,14 @@ def row(title: str, point: Point, paper_step: float) -> str:
     """
     pair = resolve_pair(point, NONE)
     ranges = input_ranges(point, NONE, {"other_s": Range(point.other_s, point.other_s, "published")})
-    central, samples = answer(pair, NONE), sample_answers(pair, NONE, ranges, SAMPLES)
-    cells = [f"{central.drafted.generation:.1f}", f"{central.drafted.step:.1f}"]
-    for measure in (lambda result: result.generation_speedup, lambda result: result.step_speedup):
-        value = interval([measure(result) for _, result in samples])
+    found = estimate({}, pair, NONE, ranges, SAMPLES)
+    assert found.answer is not None and found.intervals is not None
+    drafted = found.answer.drafted
+    cells = [f"{drafted.generation:.1f}", f"{drafted.step:.1f}"]
+    for name in ("generation_speedup", "step_speedup"):
+        value = found.intervals[name]
         cells.append(f"{value.value:.2f} [{value.low:.2f}, {value.high:.2f}]")
-    cells.append(f"{paper_step / central.drafted.step:.2f}")
-    cells.append(strongest_input(samples, lambda result: result.step_speedup) or "")
+    cells += [f"{paper_step / drafted.step:.2f}", found.driver or ""]
     return f"| {title} | {' | '.join(cells)} |"
 
 

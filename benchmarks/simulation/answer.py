@@ -105,6 +105,8 @@ def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
     """Simulate the step of a resolved point."""
     gpus, sequences = _generating(point), _sequences(point)
     replicas = gpus // point.replica
+    # Of each replica, or one less; the last of those that have one less counts as a token.
+    fuller = _in_flight(point) - (sequences - 1) * replicas
     lengths = completion_lengths(point, evidence)
     slots = min(point.slots, sequences)
     phases = _phases(point, slots)
@@ -113,7 +115,9 @@ def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
     simulated = min(replicas, max(FEWEST, MOST_SEQUENCES // sequences))
     samples, gained = [], []
     for turn in range(ROLLOUTS if point.lag else 1):
-        samples.append(lengths.draw((simulated, sequences), seed + turn))
+        drawn = lengths.draw((simulated, sequences), seed + turn)
+        drawn[max(round(simulated * fuller / replicas), 1) :, -1] = 1.0
+        samples.append(drawn)
         measured = point.acceptance_length, point.measured_at
         rows = point.row_spread, point.row_correlation, seed + turn
         gained.append(tokens_per_round(*measured, point.lengths, samples[-1], *rows))
@@ -146,9 +150,14 @@ def _generating(point: Point) -> int:
     return (point.generation_gpus if point.lag else 0) or point.gpus
 
 
+def _in_flight(point: Point) -> int:
+    """Return the sequences of all replicas, those that the step before left included."""
+    return round(point.sequences / (1 - point.carry_over))
+
+
 def _sequences(point: Point) -> int:
-    """Return the sequences of a replica, those that the step before left included."""
-    return max(1, round(point.sequences / (1 - point.carry_over) * point.replica / _generating(point)))
+    """Return the most sequences that a replica has."""
+    return -(-_in_flight(point) * point.replica // _generating(point))
 
 
 def _phases(point: Point, slots: int) -> tuple[int, ...]:

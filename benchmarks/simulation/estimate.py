@@ -10,6 +10,7 @@ from benchmarks.simulation.uncertainty import (
     Interval,
     Range,
     Swing,
+    in_the_middle,
     input_ranges,
     interval,
     most_correlated,
@@ -24,7 +25,7 @@ class EstimatedAnswer(NamedTuple):
     """The answer for a point, and how sure it is.
 
     changes:    what a sweep changed.
-    answer:     for the point itself.
+    answer:     in the middle of the ranges.
     samples:    inputs drawn from their ranges, with their answers.
     intervals:  over the samples, by name of the result (MEASURES).
     driver:     the input on which the step's speed-up depends most; None if on no input.
@@ -74,13 +75,14 @@ def details_of(
     pair: Pair, evidence: Evidence, ranges: dict[str, Range], samples: Sequence[Mapping[str, float]]
 ) -> Details:
     """Return more of a single point; `samples` are the samples of its answer."""
+    middle = in_the_middle(pair, ranges)
 
     def threshold(length: Callable[[Pair, Evidence, int], float]) -> Threshold:
         lengths = [length(with_inputs(pair, values), evidence, seed) for seed, values in enumerate(samples)]
-        return Threshold(interval(lengths), most_correlated(samples, lengths))
+        return Threshold(interval(length(middle, evidence, 0), lengths), most_correlated(samples, lengths))
 
     trained = threshold(worth_of_training) if pair[1].draft_training else None
-    changed = swings(pair, evidence, ranges, MEASURES["step_speedup"])
+    changed = swings(middle, evidence, ranges, MEASURES["step_speedup"])
     return Details(changed, threshold(break_even), trained)
 
 
@@ -88,8 +90,11 @@ def estimate(
     changes: dict[str, Any], pair: Pair, evidence: Evidence, ranges: Mapping[str, Range], samples: int
 ) -> EstimatedAnswer:
     """Return the answer for a resolved pair, with intervals over samples of the ranges."""
-    central, sampled = answer(pair, evidence), sample_answers(pair, evidence, ranges, samples)
-    intervals = {name: interval([measure(each) for _, each in sampled]) for name, measure in MEASURES.items()}
+    central = answer(in_the_middle(pair, ranges), evidence)
+    sampled = sample_answers(pair, evidence, ranges, samples)
+    intervals = {
+        name: interval(measure(central), [measure(each) for _, each in sampled]) for name, measure in MEASURES.items()
+    }
     return EstimatedAnswer(
         changes, pair[1], central, sampled, intervals, strongest_input(sampled, MEASURES["step_speedup"])
     )

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.simulation.answer import Arm
+from benchmarks.simulation.answer import Answer, Arm
 from benchmarks.simulation.estimate import EstimatedAnswer
 from benchmarks.simulation.uncertainty import Interval, interval
 
@@ -40,15 +40,25 @@ def lag_rows(swept: Sequence[EstimatedAnswer]) -> list[LagRow]:
     """Return two rows for each lag; none unless a sweep changed only the lag and has an answer for each."""
     if any(set(estimate.changes) != {"lag"} or estimate.answer is None for estimate in swept):
         return []
-    rows, baseline = list[LagRow](), [answer.plain.step for _, answer in swept[0].samples]
+    rows, baseline = list[LagRow](), [each.plain.step for each in _answers(swept[0])]
     for estimate in swept:
         lengths = "/".join(map(str, estimate.point.lengths))
         for draft, name in (("none", "plain"), (f"k = {lengths}", "drafted")):
-            arms: list[Arm] = [getattr(answer, name) for _, answer in estimate.samples]
-            seconds = {column: interval([measure(arm) for arm in arms]) for column, measure in SECONDS.items()}
+            arms: list[Arm] = [getattr(answer, name) for answer in _answers(estimate)]
+            seconds = {column: _interval([measure(arm) for arm in arms]) for column, measure in SECONDS.items()}
             speedups = [before / arm.step for before, arm in zip(baseline, arms, strict=True)]
-            rows.append(LagRow(estimate.point.lag, draft, arms[0].generation_gpus, seconds, interval(speedups)))
+            rows.append(LagRow(estimate.point.lag, draft, arms[0].generation_gpus, seconds, _interval(speedups)))
     return rows
+
+
+def _answers(estimate: EstimatedAnswer) -> list[Answer]:
+    """Return the answer in the middle of the ranges, and those of the samples."""
+    assert estimate.answer is not None
+    return [estimate.answer, *(answer for _, answer in estimate.samples)]
+
+
+def _interval(values: Sequence[float]) -> Interval:
+    return interval(values[0], values[1:])
 
 
 def lag_table(rows: Sequence[LagRow]) -> Iterator[str]:

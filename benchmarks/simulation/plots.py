@@ -9,9 +9,10 @@ import numpy as np
 from benchmarks.plotting import figure, label
 from benchmarks.simulation.acceptance import acceptance_length, first_rate
 from benchmarks.simulation.answer import resolve_pair, run
+from benchmarks.simulation.estimate import estimate
 from benchmarks.simulation.machine import Evidence, round_costs, sheet_model
 from benchmarks.simulation.point import MEASURED, Point
-from benchmarks.simulation.uncertainty import Interval, input_ranges, interval, sample_answers
+from benchmarks.simulation.uncertainty import Interval, input_ranges
 
 DRAFT_LENGTHS = (1, 2, 3, 4, 5, 6, 7)
 LAGS = (0, 1, 2)
@@ -69,8 +70,9 @@ def _by_gpus(axes: Any, point: Point, evidence: Evidence) -> None:
                 pair = resolve_pair(tried, evidence)
             except ValueError:  # it does not fit
                 continue
-            answers = sample_answers(pair, evidence, input_ranges(tried, evidence, {}), SAMPLES)
-            curve.append((count, interval([each.step_speedup for _, each in answers])))
+            found = estimate({}, pair, evidence, input_ranges(tried, evidence, {}), SAMPLES)
+            assert found.intervals is not None
+            curve.append((count, found.intervals["step_speedup"]))
         values = np.array([each for _, each in curve]).reshape(-1, 3)
         (line,) = axes.plot([count for count, _ in curve], values[:, 0], marker="o", label=f"lag {lag}")
         axes.fill_between([count for count, _ in curve], values[:, 1], values[:, 2], alpha=0.15, color=line.get_color())

@@ -75,8 +75,8 @@ def lines_of_point(estimate: EstimatedAnswer, ranges: Mapping[str, Range], detai
     yield f"{'tokens a verification':24}{plain.acceptance_length:>30.2f}{drafted.acceptance_length:>30.2f}"
     yield ""
     yield (
-        f"[low, high] hold {LEVEL:.0%} of samples of the inputs below, each as likely anywhere in its range; the value "
-        "before is their median; lines without an interval are of the options as given"
+        f"[low, high] hold {LEVEL:.0%} of samples of the inputs below, each as likely anywhere in its range; all other "
+        "values are of the options as given, and of the middle of the ranges of those that are not"
     )
     at = estimate.point.measured_at
     yield f"a step is no slower from an acceptance length of {_threshold(details.break_even, at + 1)} at k = {at}"
@@ -111,7 +111,7 @@ def sweep_table(rows: Sequence[EstimatedAnswer]) -> Iterator[str]:
 def as_json(
     args: SimulateArgs, rows: Sequence[EstimatedAnswer], ranges: Mapping[str, Range], details: Details | None
 ) -> dict[str, Any]:
-    """Return all results, in seconds and ratios. Each interval is [median, low, high]."""
+    """Return all results, in seconds and ratios. Each interval is [value in the middle of the ranges, low, high]."""
     return {
         "options": asdict(args),
         "level": LEVEL,

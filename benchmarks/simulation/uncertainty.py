@@ -1,7 +1,7 @@
 """How sure an answer is: ranges of the inputs that nobody measured, sampled together and one at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ class Range(NamedTuple):
 
 
 class Interval(NamedTuple):
-    """The median of samples, and the ends between which `LEVEL` of them lie."""
+    """A result in the middle of all ranges, and the ends between which `LEVEL` of its samples lie, and it itself."""
 
     value: float
     low: float
@@ -146,11 +146,11 @@ def _ranks(values: Sequence[float]) -> np.ndarray:
     return np.argsort(np.argsort(values))
 
 
-def interval(samples: Sequence[float]) -> Interval:
-    """Return the median of samples and their ends. Samples may be infinite; nothing is interpolated then."""
+def interval(value: float, samples: Sequence[float]) -> Interval:
+    """Return a value with the ends of its samples. They may be infinite; nothing is interpolated then."""
     method = "linear" if np.isfinite(samples).all() else "inverted_cdf"
-    low, median, high = np.quantile(samples, [(1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2], method=method).tolist()
-    return Interval(median, low, high)
+    low, high = np.quantile(samples, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], method=method).tolist()
+    return Interval(value, min(low, value), max(high, value))
 
 
 def swings(pair: Pair, evidence: Evidence, ranges: Mapping[str, Range], measure: Measure) -> list[Swing]:
@@ -160,6 +160,13 @@ def swings(pair: Pair, evidence: Evidence, ranges: Mapping[str, Range], measure:
         for name, each in ranges.items()
     ]
     return sorted(results, key=lambda swing: -swing.size)
+
+
+def in_the_middle(pair: Pair, ranges: Mapping[str, Range]) -> Pair:
+    """Return the pair with every input that has its default in the middle of its range. Those that are given stay."""
+    defaults = {field.name: field.default for field in fields(Point)}
+    left = (name for name in ranges if getattr(pair[1], name) == defaults[name])
+    return with_inputs(pair, {name: (ranges[name].low + ranges[name].high) / 2 for name in left})
 
 
 def with_inputs(pair: Pair, values: Mapping[str, float]) -> Pair:

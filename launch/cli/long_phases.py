@@ -88,7 +88,9 @@ class LongPhases:
         elif directory is None:
             advice = "nothing is kept"
         else:
-            advice = "--resume goes on from there" if self._options is None else "the same command goes on from there"
+            advice = "the same command goes on from there"
+            if self._options is None:
+                advice = f"--out {directory.parents[1]} --resume, in Python resume=True, goes on from there"
         return LongPhase(name, total, unit, directory, self._signals, advice, quiet)
 
     def remove(self) -> None:

@@ -33,6 +33,8 @@ class Progress:
         self._tokens, self._note = 0, ""
         self._status: Status | None = None
         self._printed = 0.0
+        # Units done in the last line of a log.
+        self._logged = -1
         self._late: threading.Timer | None = None
 
     def __enter__(self) -> Self:
@@ -56,7 +58,7 @@ class Progress:
         short = self._late is not None and self._late.is_alive()
         if self._late is not None:
             self._late.cancel()
-        if kind is None and not short:
+        if kind is None and not short and self._logged != self.done:
             self._console.print(self._line())
 
     def advance(self, units: int = 1, tokens: int = 0, note: str = "") -> None:
@@ -65,13 +67,13 @@ class Progress:
         now = time.perf_counter()
         if self._measured is None:
             self._measured = now, self.done, self._tokens
-        # The end of the phase prints the last line.
-        if self._status is not None or (self.done < self.total and now - self._printed >= LOG_EVERY_S):
+        if self._status is not None or now - self._printed >= LOG_EVERY_S:
             self._show(self._line())
 
     def _show(self, line: str) -> None:
         self._printed = time.perf_counter()
         if self._status is None:
+            self._logged = self.done
             self._console.print(line)
         else:
             self._status.update(line)

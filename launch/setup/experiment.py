@@ -287,8 +287,8 @@ def _check_divisibility(config: RunConfig, shards: int, rollout_shards: int) -> 
     )
     if share is not None and (finished % both or not 0 < finished < prompts):
         refused.append(
-            f"rollout.carry_over = {share}: finishes {finished} of data.prompts = {prompts} in a step; must be above 0, "
-            f"below {prompts} and a multiple of the {both} data shards"
+            f"rollout.carry_over = {share}: finishes {finished} of data.prompts = {prompts} in a step; must be above "
+            f"0, below {prompts} and a multiple of the {both} data shards"
         )
         finished = min(max(_nearest_multiple(finished, both), both), prompts)
     if groups % shards or groups > finished:

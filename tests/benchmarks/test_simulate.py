@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+import benchmarks.simulation.answer
 from benchmarks.simulate import main
 from benchmarks.simulation.answer import SHRINKING, break_even, resolve_pair, run, worth_of_training
 from benchmarks.simulation.machine import NETWORK, adapter_parameters, memory, round_costs, sheet_model, stages
 from benchmarks.simulation.point import Point
-from benchmarks.simulation.uncertainty import Range, input_ranges, interval, sample_answers
+from benchmarks.simulation.rollout import simulate
+from benchmarks.simulation.uncertainty import Range, in_the_middle, input_ranges, interval, sample_answers
 from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
 from models.decoder import init_decoder
@@ -125,9 +127,39 @@ def test_samples():
     asked = [read_options(*words) for words in ((), ("--acceptance-length", "2.8"))]
     default, given = (input_ranges(args.point, evidence, {})["acceptance_length"] for args, evidence in asked)
     assert default.high - default.low > 5 * (given.high - given.low)
-    # An interval depends only on its samples.
-    assert interval([float(x) for x in range(101)]) == pytest.approx((50, 5, 95))
-    assert interval([*map(float, range(90)), *[math.inf] * 11]) == (50, 5, math.inf)
+    # An interval holds its value.
+    assert interval(40.0, [float(x) for x in range(101)]) == pytest.approx((40, 5, 95))
+    assert interval(99.0, [float(x) for x in range(101)]) == pytest.approx((99, 5, 99))
+    assert interval(50.0, [*map(float, range(90)), *[math.inf] * 11]) == (50, 5, math.inf)
+
+
+def test_what_is_shown_adds_up_and_is_in_the_middle_of_what_was_not_given(capsys: pytest.CaptureFixture[str]):
+    assert main("--samples 4 --training-share 0.25 --draft-training 0.1 --engine vllm-0.17".split()) == 0
+    said = capsys.readouterr().out
+    rows = {line[:24].strip(): line[24:].split() for line in said.splitlines()}
+    for column in (0, 1):
+        parts = ("exposed generation", "log-probs", "training", "training the draft", "moving weights", "other")
+        total = float(rows["step, s"][3 * column])
+        assert sum(float(rows[part][column]) for part in parts) == pytest.approx(total, rel=0.01)
+    pair = resolve_pair(SMALL, NONE)
+    ranges = {name: Range(0.2, 0.6, "") for name in ("bandwidth_share", "compute_share", "training_share")}
+    middle = in_the_middle(tuple(replace(each, training_share=0.3) for each in pair), ranges)[1]  # pyright: ignore[reportArgumentType]
+    assert (middle.bandwidth_share, middle.compute_share, middle.training_share) == (0.4, 0.4, 0.3)
+
+
+def test_no_sequence_is_invented():
+    """One sequence on 64 replicas is one, and of 96 a replica has one or two."""
+    counts = {1: 1, 64: 64, 96: 96, 128: 128}
+    drawn = list[np.ndarray]()
+
+    def seconds(sequences: int) -> float:
+        return run_plain(replace(SMALL, gpus=64, sequences=sequences, length_spread=1.5)).generation
+
+    with pytest.MonkeyPatch.context() as patch:
+        module = benchmarks.simulation.answer
+        patch.setattr(module, "simulate", lambda lengths, *rest: drawn.append(lengths) or simulate(lengths, *rest))
+        slower = [seconds(sequences) for sequences in counts]
+    assert [int((lengths > 1).sum()) for lengths in drawn] == [*counts.values()] and slower[0] < slower[1] <= slower[-1]
 
 
 def test_more_is_never_slower():

@@ -59,7 +59,7 @@ BYTES = {"--data.tokenizer": "bytes", "--data.chat-template-kwargs": "{}"}
         (CARRY | UNCORRECTED, "rollout.carry_over = 0.5:...None...importance_cap"),
         (CARRY | {"--draft.lookup.kind": "history"}, "rollout.carry_over = 0.5:...history"),
         (CARRY | {"--rollout.phases": "4 40"}, "rollout.phases = ((4, 40),):...16"),
-        ({"--rollout.carry-over": "0.2"}, "rollout.carry_over = 0.2: finishes 0 of data.prompts = 4...above 0, below 4"),
+        ({"--rollout.carry-over": "0.2"}, "rollout.carry_over = 0.2: finishes 0 of data.prompts = 4...below 4"),
         (CARRY | {"--mesh.data": "4"}, "rollout.carry_over = 0.5: finishes 2 of...multiple of the 4 data shards"),
         ({"--rollout.max-age": "2"}, "rollout.max_age = 2:...carry_over"),
         (PLAIN | {"--draft.rollout-dtype": "int8"}, "draft.rollout_dtype = int8:...None...none"),
