@@ -102,7 +102,8 @@ def train(
         costs = CostTable(experiment, directory / COST_TABLE, cells, replayed=config.cost_table is not None)
     record_config(directory, config, report=console.print)
     if config.resume and not continuing:
-        console.print(f"{directory} has no checkpoint: what ran before its first one runs again")
+        kept = "goes on with what is kept of its" if long_phases.found else "begins again, with"
+        console.print(f"{directory} has no checkpoint: {kept} warm-up and distillation")
     console.print("\n".join(summarize(experiment, continuing)))
     checkpoints, (keep, best) = directory / CHECKPOINTS, (config.checkpoint.keep, config.checkpoint.best)
     with wandb_log(config, directory) as wandb, Checkpointer(checkpoints, keep, best, experiment.mesh) as saves:

@@ -155,15 +155,15 @@ class CellTimer:
         """
         if self._prepare is None:
             self._prepare = self._make_prepare(params)
-        with long_phases.phase("compiling of rounds to time", 1, "set of programs", kept=False, quiet=True) as phase:
-            with jax.set_mesh(self._mesh):
-                prepared = self._prepare(params)
-            phase.finish()
+        with jax.set_mesh(self._mesh):
+            prepared = self._prepare(params)
         measured = processes.within(self._mesh, partial(self._measure, prepared, step, long_phases))
         return [Cell(**fields) for fields in measured]
 
     def _measure(self, prepared: Params, step: int, long_phases: LongPhases) -> list[dict[str, Any]]:
-        timed = self._timer.start(prepared)
+        with long_phases.phase("compiling of rounds to time", 1, "set of programs", kept=False, quiet=True) as phase:
+            timed = self._timer.start(prepared)
+            phase.finish()
         runs = {f"{k} at {rows}": lambda _, run=run: run() for (rows, k), run in timed.items()}
         turns = timed_turns(long_phases.phase("costs of rounds", REPEATS, "turns", kept=False, quiet=True), runs)
         # Take the minimum: interference from other processes only adds time.
