@@ -19,6 +19,8 @@ from launch.setup.experiment import Experiment
 from launch.setup.memory import check_rollout
 from specjax.adapters import joined
 from specjax.drafters.distillation import MOST_PASSES
+from specjax.train.selection import SelectionConfig
+from specjax.train.updates import UpdateConfig
 from specjax.types import Params
 
 # Rows decoded together. Few, because two copies of their float32 caches are in memory.
@@ -47,6 +49,8 @@ def diagnostic_run(config: RunConfig) -> RunConfig:
         phases=(),
         verifier="rejection",
         law=rollout.law.without_cuts(),
+        carry_over=None,
+        max_age=None,
     )
     return replace(
         config,
@@ -54,6 +58,10 @@ def diagnostic_run(config: RunConfig) -> RunConfig:
         draft=replace(draft, lookup=lookup),
         rollout=rollout,
         mesh=replace(config.mesh, data=1),
+        # Nothing is trained, so no batch needs to divide.
+        microbatches=1,
+        updates=UpdateConfig(),
+        selection=SelectionConfig(),
     )
 
 

@@ -81,7 +81,9 @@ def _how_it_drafts(experiment: Experiment, continuing: bool) -> str:
             f", most in vain at first: {advice}; or rollout.draft_lengths = (0, {several}) drafts only where it pays"
         )
         return f"every round drafts {several} tokens{in_vain if untrained else ''}"
-    begins = "; measures costs, then begins without, while the first step measures acceptance" * (lengths[0] == 0 and not continuing)
+    begins = ""
+    if lengths[0] == 0 and not continuing:
+        begins = "; measures costs, then begins without, while the first step measures acceptance"
     if not continuing and measures_costs_later(experiment) and experiment.config.cost_table is None:
         begins = "; begins without, and measures costs once predicted acceptance is high enough that drafts may pay"
     advice = f"; {advice} (minutes follow after the second step)" if untrained else ""

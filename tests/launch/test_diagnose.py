@@ -65,6 +65,11 @@ def distilled(settings: Options) -> Trained:
     return experiment, replace(params, draft=distill(experiment, params, LongPhases()).draft)
 
 
+def test_how_a_run_divides_its_batches_does_not_hinder_a_diagnosis() -> None:
+    options = {"microbatches": 6, "updates.minibatches": 2, "selection.groups": 2, "rollout.carry_over": 0.5}
+    assert built(FEW | options).config.rollout.carry_over is None
+
+
 @pytest.fixture(scope="module", autouse=True)
 def fewer_programs():
     """Compile one other rope base instead of three."""
