@@ -137,9 +137,16 @@ def new_directory(path: Path) -> Iterator[Path]:
         return str(temporary)
 
     temporary = Path(processes.on_primary(make))
+    def finish() -> None:
+        # safetensors lets no other user read its files.
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                file.chmod(temporary.stat().st_mode & 0o666)
+        os.replace(temporary, path)
+
     try:
         yield temporary
-        processes.on_primary(lambda: os.replace(temporary, path))
+        processes.on_primary(finish)
     except BaseException:
         if processes.primary():
             shutil.rmtree(temporary, ignore_errors=True)  # its writer's threads may go on after an error
