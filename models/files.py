@@ -137,6 +137,7 @@ def new_directory(path: Path) -> Iterator[Path]:
         return str(temporary)
 
     temporary = Path(processes.on_primary(make))
+
     def finish() -> None:
         # safetensors lets no other user read its files.
         for file in temporary.rglob("*"):

@@ -72,7 +72,7 @@ def test_a_head(saved: tuple[Path, Experiment], shrunk: Options, tmp_path: Path,
     own |= {"--part": "draft", "--dialect": dialect, "--verifier": verifier}
     assert launch.export.main(argv("gsm8k", shrunk | REDUCED | own)) == 0
     (tmp_path / "plain").touch()
-    modes = {path.stat().st_mode for path in (tmp_path / "out").iterdir()}
+    modes = {path.stat().st_mode for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert modes == {(tmp_path / "plain").stat().st_mode}, "who may read other files may read these"
     load: Any = load_draft_checkpoint if dialect == "ours" else load_eagle3
     _, params, ids, layers = load(tmp_path / "out", ONE)
