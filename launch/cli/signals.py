@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from specjax.parallel import processes
 
@@ -64,12 +65,17 @@ class StopSignals:
             if data[0] not in SIGNALS:
                 continue
             if self._ending is not None:
-                self._say(f"{signal.Signals(data[0]).name}: {self._ending}")
+                self._try_to_say(f"{signal.Signals(data[0]).name}: {self._ending}")
             if self._here is not None or self._ending is not None:
                 os._exit(128 + data[0])
             self._here = signal.Signals(data[0])
             processes.tell(TOPIC, str(data[0]))
-            self._say(
+            self._try_to_say(
                 f"{self._here.name}: finishing what runs (a step, an evaluation, compiling), then saving and exiting; "
                 "a second one exits at once"
             )
+
+    def _try_to_say(self, line: str) -> None:
+        # Whoever read the output may be gone, and rich then raises SystemExit. The next signal must still be read.
+        with suppress(Exception, SystemExit):
+            self._say(line)

@@ -61,6 +61,21 @@ def test_the_second_signal_ends_even_what_python_cannot_interrupt():
         process.communicate()
 
 
+def test_a_second_signal_ends_a_program_whose_reader_is_gone():
+    process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "begun\n"
+        process.stdout.close()
+        deadline = time.monotonic() + 20
+        while process.poll() is None and time.monotonic() < deadline:
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+        assert process.returncode == 128 + signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+
+
 def train(run: Path, options: Options, *flags: str) -> "subprocess.Popen[str]":
     return start("tiny", LEAST | {"--out": str(run)} | options, "--speedup.steps", "0", *flags)
 
