@@ -20,7 +20,8 @@ def main(argv: list[str]) -> int:
     )
     out = new_output_directory(config)
     export(out, build_experiment(with_commits(config, args.checkpoint), training=False), args)
-    print(f"{args.checkpoint} -> {out} ({args.part})")
+    dtype = "dtypes of the run" if args.dtype is None else args.dtype
+    print(f"{args.checkpoint} -> {out} ({args.part}, {dtype})")
     return 0
 
 

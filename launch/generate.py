@@ -4,7 +4,7 @@ Without `--prompt` it shows the first training problem as the model is asked, an
 """
 
 from dataclasses import dataclass
-from functools import partial
+from itertools import count
 
 from launch.cli.console import console
 from launch.cli.hosts import join_hosts
@@ -64,7 +64,12 @@ def main(argv: list[str]) -> int:
     check_policy_source(config, args.checkpoint)
     experiment = build_experiment(config, training=False)
     params = params_of(args.checkpoint, experiment, args.checkpoint_step)
-    show = partial(console.print, end="")
+    numbers = count(1)
+
+    def show(text: str) -> None:
+        # One answer comes in pieces, several come whole.
+        console.print(f"answer {next(numbers)}:\n{text}" if args.samples > 1 else text, end="")
+
     console.print(answer_prompt(experiment, params, problem.prompt, args.samples, show))
     return 0
 

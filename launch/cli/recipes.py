@@ -45,6 +45,8 @@ def load_recipe(name: str) -> RunConfig:
             raise ConfigError(f"CONFIG = {name}: {error}") from error
         return replace(config, out=None, resume=False, hosts=HostsConfig())
     path = RECIPES / f"{name}.py" if name in recipes() else Path(name)
+    if "/" in name and not path.exists():
+        raise ConfigError(f"CONFIG = {name}: there is no such file or directory; must be {choices()}")
     if path.suffix != ".py" or not path.is_file():
         raise ConfigError(f"CONFIG = {name}: must be {choices()}")
     try:

@@ -99,7 +99,7 @@ def time_variants(
 
     config: of the run whose draft lengths `Variant.chosen` indexes.
     """
-    # Each variant has already taken step 0.
+    # Each variant has already taken step 0, which compiled it.
     runs = {name: lambda turn, run=variant.time_step: run(turn + 1) for name, variant in variants.items()}
     phase = long_phases.phase("timed steps", steps, f"steps of {len(variants)} variants", kept=False)
     turns, lengths, max_every = list[Record](), config.rollout.lengths, config.draft_training.max_every

@@ -173,7 +173,8 @@ def scorer_of(
         signature.bind("", "")
     except TypeError as error:
         raise ConfigError(
-            f"{owner}: takes {signature}: {error}; must take (completion, problem) or (completion, answer)"
+            f"{owner}: takes {signature}: {error}; must take (completion, problem) or (completion, answer): "
+            "it is called for each completion"
         ) from None
     return Scorer(function, final_answer, of_problem=[*signature.parameters][1:2] == ["problem"])
 

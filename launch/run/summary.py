@@ -32,8 +32,8 @@ def summarize(experiment: Experiment, continuing: bool) -> list[str]:
         f"draft: {', '.join(_describe_draft(experiment, continuing))}; {_how_it_drafts(experiment, continuing)}",
         "devices: " + "; ".join(f"{_devices(mesh)} {verb}" for verb, mesh in meshes.items()),
         f"step: {data.prompts} prompts x {rollout.group_size} samples = {experiment.sequences} sequences of up to "
-        f"{experiment.prompt_width} + {rollout.max_new_tokens} tokens; {config.steps} steps; learning rate "
-        f"{config.policy_optimizer.learning_rate:g}" + " of the adapters" * config.lora.enabled,
+        f"{experiment.prompt_width} + {rollout.max_new_tokens} tokens; {config.steps} step{'s' * (config.steps != 1)}; "
+        f"learning rate {config.policy_optimizer.learning_rate:g}" + " of the adapters" * config.lora.enabled,
     ]
 
 
@@ -126,7 +126,7 @@ def next_look(experiment: Experiment, step_s: float) -> str:
     text = f"The draft is trained and measured again, at least once in {schedule.max_every} steps"
     if not distill.steps:
         text += f". A run that distils it first with distill.steps = {offered_steps(experiment)} needs about "
-        text += f"{duration(seconds)} for that, with fewer distill.answers than {distill.answers:,} less"
+        text += f"{duration(seconds)} for that; fewer answers (distill.answers = {distill.answers:,}) need less"
     return text
 
 

@@ -26,7 +26,7 @@ def test_row_55_five_lines_say_what_the_run_is(experiment: Experiment):
     assert data == "data: 20 prompts to train on, 4 held out"
     assert draft.startswith("draft: EAGLE-3 head, 856 parameters, untrained; every round drafts 2 tokens, most in")
     assert devices == "devices: 1 x cpu trains"
-    assert step == "step: 2 prompts x 2 samples = 4 sequences of up to 10 + 7 tokens; 1 steps; learning rate 1e-06"
+    assert step == "step: 2 prompts x 2 samples = 4 sequences of up to 10 + 7 tokens; 1 step; learning rate 1e-06"
 
 
 @pytest.mark.parametrize(("limit", "width"), [(10, 10), (16, 16), (1024, 16)])
@@ -76,7 +76,7 @@ def test_a_look_at_an_unused_draft_offers_a_distillation(experiment: Experiment)
     said = next_look(experiment, 0.5)
     assert (
         "trained and measured again, at least once in 32 steps" in said
-        and "distill.steps = 512 needs about 17 min 4 s for that, with fewer distill.answers than 4,096 less" in said
+        and "distill.steps = 512 needs about 17 min 4 s for that; fewer answers (distill.answers = 4,096) need" in said
     )
     frozen = next_look(of(experiment, "--draft-training.mode frozen --distill.steps 5"), 0.5)
     assert frozen == "The draft is measured again, at least once in 32 steps"
