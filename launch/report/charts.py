@@ -29,7 +29,12 @@ def metric_series(run: RunRecords) -> dict[str, Chart]:
     unknown = np.full(len(run.steps), np.nan)
     tokens, seconds = (run.metrics.get(name, unknown) for name in ("rollout/tokens", "time/step"))
     speed = np.divide(tokens, seconds, out=unknown.copy(), where=seconds > 0)
-    metrics = run.metrics | {"tokens_per_s": speed}
+    accuracy = run.metrics.get("eval/accuracy", unknown).copy()
+    for step, result in run.events_of("result"):
+        # Measured at the end, after the last step has its line.
+        if (value := result.get("accuracy_after")) is not None:
+            accuracy[run.steps == step] = value
+    metrics = run.metrics | {"tokens_per_s": speed, "eval/accuracy": accuracy}
     measured = {name: np.isfinite(values) for name, values in metrics.items()}
     return {name: series(run.steps[at], metrics[name][at]) for name, at in measured.items() if at.any()}
 

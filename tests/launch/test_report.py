@@ -120,6 +120,12 @@ def test_a_report_shows_all_of_a_run_in_one_file(tmp_path: Path):
     assert failed["facts"] == ["700 tokens", "expected 2", "not scored", "cut off at the length budget"]
 
 
+def test_the_accuracy_at_the_end_is_the_last_of_its_chart(tmp_path: Path):
+    directory = write_run(tmp_path / "run", 3, eval__accuracy=[0.25, None, None])
+    write_lines(directory / "diary.jsonl", [{"step": 3, "result": {"accuracy_before": 0.25, "accuracy_after": 0.5}}])
+    assert data_of(write_report(directory))["metrics"]["eval/accuracy"]["line"] == [[[1, 0.25], [3, 0.5]]]
+
+
 def test_without_javascript_the_page_tells_what_matters(tmp_path: Path):
     page = write_report(run_of(tmp_path / "<my run>")).read_text()
     told = re.findall("<p>(.*?)</p>", page[page.index("<noscript><h1>&lt;my run&gt;</h1>") : page.index("</noscript>")])
