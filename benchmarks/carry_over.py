@@ -4,8 +4,7 @@ Run from the repository's root: python -m benchmarks.carry_over [--turns N]
 
 A random policy ends a completion at every token with about the same chance, so that the longest of a step is several
 times the mean. Every arm trains on eight groups in each step; with carry-over more are under way. All arms shrink their
-batch to a quarter near its end. In a turn each arm takes STEPS steps; arms take turns. With few samples a round costs
-about as much for more rows, as on a GPU; with many it does not.
+batch to a quarter near its end. In a turn each arm takes STEPS steps; arms take turns.
 """
 
 import argparse
