@@ -4,7 +4,8 @@ Run from the repository's root: python -m benchmarks.carry_over [--turns N]
 
 A random policy ends a completion at every token with about the same chance, so that the longest of a step is several
 times the mean. Every arm trains on eight groups in each step; with carry-over more are under way. All arms shrink their
-batch to a quarter near its end. In a turn each arm takes STEPS steps; arms take turns.
+batch near its end: to a quarter, with carry-over to what may be left over, a third or a half. In a turn each arm takes
+STEPS steps; arms take turns.
 """
 
 import argparse
@@ -80,7 +81,8 @@ def arm(groups: int, samples: int) -> Callable[[], Turn]:
 
     def take(number: int, used: frozenset[int] = frozenset()) -> Prompts:
         fresh = np.array([next(ids) for _ in range(number)], np.int32)
-        prompts = jax.tree.map(np.asarray, random_prompts(np.random.default_rng(len(used) + number), number, WIDTH))
+        rng = np.random.default_rng(fresh.sum(dtype=np.int64))
+        prompts = jax.tree.map(np.asarray, random_prompts(rng, number, WIDTH))
         return replace(prompts, id=fresh)
 
     def turn(steps: int) -> Turn:

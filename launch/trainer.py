@@ -64,7 +64,9 @@ class TrainedRun:
 
         Raises ConfigError for another prompt, and for one that is too long.
         """
-        given = prompt if isinstance(prompt, str) else [dict(message) for message in prompt]
+        given = prompt
+        if not isinstance(prompt, str):
+            given = [dict(message) if isinstance(message, Mapping) else message for message in prompt]
         pieces, asked = list[str](), read_prompt({"prompt": given}, "prompt", "generate")
         answer_prompt(self.experiment, self.state.params, asked, samples, pieces.append)
         answers = ["".join(pieces)] if samples == 1 else pieces

@@ -322,7 +322,7 @@ class Ahead:
 
 @pytree
 class CarryOver:
-    """Groups that a rollout left unfinished. Each stays in its rows.
+    """Groups that go on in the next rollout, or wait for a later step. Each stays in its rows.
 
     prompts:   prompts of that rollout.
     kept:      bool [N], groups that go on.

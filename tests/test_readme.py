@@ -43,6 +43,8 @@ def test_a_run_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     longer = "What is 7 + 8? " * 8
     assert isinstance(names["run"].generate(longer)[0], str), "longer than any that it trained on"
     assert isinstance(names["run"].generate([{"role": "user", "content": "What is 7 + 8?"}])[0], str)
+    with pytest.raises(ConfigError, match="must be text or a list of messages"):
+        names["run"].generate(["What is 7 + 8?"])
     with pytest.raises(ConfigError, match=f"prompt: must have 1 .. {LIMIT} tokens"):
         names["run"].generate(longer * LIMIT)
     assert "draft: EAGLE-3 head" in said and re.search(r"^held-out accuracy \d+\.\d% \['", said, re.MULTILINE)

@@ -105,7 +105,7 @@ def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
     """Simulate the step of a resolved point."""
     gpus, sequences = _generating(point), _sequences(point)
     replicas = gpus // point.replica
-    # Of each replica, or one less; the last of those that have one less counts as a token.
+    # The others have one sequence less. Their last row is a placeholder of one token.
     fuller = _in_flight(point) - (sequences - 1) * replicas
     lengths = completion_lengths(point, evidence)
     slots = min(point.slots, sequences)

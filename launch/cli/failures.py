@@ -7,19 +7,22 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import Event, Thread
+from typing import NoReturn
+
+import jax
 
 from configs.schema import HostsConfig
 from launch.cli.rendezvous import tell_failure
 from specjax.parallel import processes
 
 TOPIC = "failures"
-_LOOK_EVERY_S = 0.5
+_POLL_S = 0.5
 # A process that fails by itself at the same time says so, and is not ended by another's failure.
 _GRACE_S = 1.0
-# Process 0 ends last: JAX aborts those that have lost it.
-_LAST_S = 2.0
-# Longest message that passes to the others.
-_MOST = 300
+# Process 0 ends so much later than the others: JAX aborts those that have lost it.
+_PRIMARY_LATER_S = 2.0
+# Letters of the message that passes to the others.
+_MESSAGE_LETTERS = 300
 
 _failing = Event()
 
@@ -36,37 +39,39 @@ def fail(code: int, message: str, argv: Sequence[str]) -> int:
 
     message: the line that this process has printed. argv: its command line, which names a job that has not begun.
     """
-    message = "".join(letter for letter in message[:_MOST] if letter.isprintable())
+    message = "".join(letter for letter in message[:_MESSAGE_LETTERS] if letter.isprintable())
     if processes.count() == 1:
         if (hosts := _hosts_of(argv)).count > 1:
+            print("telling the other processes of the job ..", file=sys.stderr, flush=True)
             tell_failure(hosts, message)
         return code
     _failing.set()
-    processes.tell(TOPIC, f"{code} process {processes.index()} on {platform.node()}: {message}")
-    _end(code, processes.primary())
-    return code
+    # Telling fails if process 0 is gone.
+    with suppress(Exception):
+        processes.tell(TOPIC, f"{time.time()} {code} process {processes.index()} on {platform.node()}: {message}")
+    return _end(code, processes.primary())
 
 
 def _watch(primary: bool) -> None:
-    found = list[str]()
-    # Reading fails once JAX has left the job, at a normal end.
-    with suppress(Exception):
-        while not found:
-            time.sleep(_LOOK_EVERY_S)
-            found = processes.read_messages(TOPIC)
-        time.sleep(_GRACE_S)
-        if not _failing.is_set():
-            code, _, message = found[0].partition(" ")
-            print("error: ended by", message, file=sys.stderr)
-            _end(int(code), primary)
+    failures = list[str]()
+    while not failures and jax.distributed.is_initialized():
+        time.sleep(_POLL_S)
+        # At a normal end JAX leaves the job during a read.
+        with suppress(Exception):
+            failures = processes.read_messages(TOPIC)
+    time.sleep(_GRACE_S)
+    if failures and not _failing.is_set():
+        _, code, message = min(failures).split(" ", 2)
+        print("error: ended by", message, file=sys.stderr)
+        _end(int(code), primary)
 
 
-def _end(code: int, primary: bool) -> None:
+def _end(code: int, primary: bool) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
     if primary:
-        time.sleep(_LOOK_EVERY_S + _GRACE_S + _LAST_S)
+        time.sleep(_POLL_S + _GRACE_S + _PRIMARY_LATER_S)
     os._exit(code)
 
 
@@ -78,5 +83,5 @@ def _hosts_of(argv: Sequence[str]) -> HostsConfig:
         if name.startswith("--hosts."):
             given[name.removeprefix("--hosts.")] = value if equals else after
     with suppress(KeyError, ValueError):
-        return HostsConfig(given["coordinator"], int(given["count"]), int(given["index"]))
+        return HostsConfig(given["coordinator"], int(given["count"]), int(given.get("index", 0)))
     return HostsConfig()

@@ -63,9 +63,9 @@ def run_program(main: Callable[[list[str]], int]) -> int:
 
     Some exceptions end the program with a line on stderr: ConfigError, with a line for each refusal, with exit code 2,
     RunStopped and OSError (a full disk) with 1, Stopped and Ctrl-C with 128 + signal, the loss of another process of
-    the job with LOST_PEER. Any other exception is a bug and propagates. All but the last two of these end the whole
-    job. If stdout is a closed pipe (`--help | head`),
-    the exit code is 128 + SIGPIPE.
+    the job with LOST_PEER. Any other exception is a bug: it propagates, or with several processes is printed, with exit
+    code 1. A process that fails in one of these ways, other than by a signal, ends the others of its job. If stdout is
+    a closed pipe (`--help | head`), the exit code is 128 + SIGPIPE.
     """
     silence_writers()
     try:
@@ -83,7 +83,8 @@ def run_program(main: Callable[[list[str]], int]) -> int:
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        if processes.count() > 1 and _CONTACT_ERRORS.search(str(error)):  # of several types
+        unreachable = isinstance(error, jax.errors.JaxRuntimeError) and "UNAVAILABLE" in str(error)
+        if processes.count() > 1 and (unreachable or _CONTACT_ERRORS.search(str(error))):  # of several types
             return _lose(error)
         if not isinstance(error, ConfigError | RunStopped | OSError):
             if processes.count() == 1:
@@ -97,6 +98,8 @@ def run_program(main: Callable[[list[str]], int]) -> int:
         messages = [" ".join(str(message).split()) for message in (error.args if refused else [error])]
         for message in messages:
             print(error_of, message, file=sys.stderr)
+        if isinstance(error, RunStopped) and processes.count() == 1:
+            return 1  # a job that did not begin has told all of its processes
         return fail(2 if refused else 1, "; ".join(messages), sys.argv)
 
 

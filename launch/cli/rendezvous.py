@@ -13,6 +13,8 @@ from launch.cli.errors import RunStopped
 # A process of the job sends its line within this time after it connects. Other callers are ignored.
 _CALL_WITHIN_S = 5.0
 _RETRY_S = 0.5
+# Of a line. A failure's letters may take 12 bytes each.
+_MOST_BYTES = 5000
 # A process that fails by itself looks for the others, which start at the same time, no longer than this.
 _FAILED_WITHIN_S = 10.0
 # An ending run leaves the port within this time.
@@ -110,7 +112,7 @@ def _receive(connection: socket.socket, within_s: float) -> Any:
     connection.settimeout(within_s)
     try:
         with connection.makefile("rb") as lines:
-            return json.loads(lines.readline(1000))
+            return json.loads(lines.readline(_MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
 

@@ -272,25 +272,27 @@ def _check_divisibility(config: RunConfig, shards: int, rollout_shards: int) -> 
     It has a line for each that does not. Those that depend on a refused number are checked with the nearest that works.
     """
     refused, prompts, groups, updates = list[str](), config.data.prompts, config.selection.groups, config.updates
-    counts, both = {"mesh": shards, "asynchronous.rollout_mesh": rollout_shards}, math.lcm(shards, rollout_shards)
+    counts = {"mesh": shards, "asynchronous.rollout_mesh": rollout_shards}
+    data_shards = math.lcm(shards, rollout_shards)
     failing = [f"{mesh}.data x {mesh}.fsdp = {count}" for mesh, count in counts.items() if prompts % count]
     if failing:
         if rollout_shards == shards:
             failing = failing[:1]
-        near = nearest_multiples(prompts, both)
+        near = nearest_multiples(prompts, data_shards)
         refused.append(f"data.prompts = {prompts}: must be a multiple of {' and of '.join(failing)}; nearest: {near}")
-        prompts = _nearest_multiple(prompts, both)
-    share, finished, both = (
-        config.rollout.carry_over,
-        config.rollout.finished_groups(prompts),
-        math.lcm(*counts.values()),
-    )
-    if share is not None and (finished % both or not 0 < finished < prompts):
+        prompts = _nearest_multiple(prompts, data_shards)
+    share, finished = config.rollout.carry_over, config.rollout.finished_groups(prompts)
+    if share is not None and (finished % data_shards or not 0 < finished < prompts):
+        allowed = range(data_shards, prompts, data_shards)
+        near = sorted(allowed, key=lambda count: abs(count - share * prompts))[:2]
+        # Rounded up, because a share is rounded down to prompts.
+        shares = " or ".join(f"{math.ceil(1e4 * count / prompts) / 1e4:g}" for count in sorted(near))
         refused.append(
             f"rollout.carry_over = {share}: finishes {finished} of data.prompts = {prompts} in a step; must be above "
-            f"0, below {prompts} and a multiple of the {both} data shards"
+            f"0, below {prompts} and a multiple of the {data_shards} data shards; "
+            + (f"nearest: {shares}" if near else "needs more data.prompts")
         )
-        finished = min(max(_nearest_multiple(finished, both), both), prompts)
+        finished = near[0] if near else prompts
     if groups % shards or groups > finished:
         near = nearest_multiples(min(groups, finished), shards)
         most = f"data.prompts = {prompts}" if share is None else f"{finished}, the prompts that a step finishes"

@@ -168,4 +168,5 @@ def _widths(experiment: Experiment, width: int | None = None) -> dict[str, int]:
     width: tokens to which prompts are padded. None: those of a training step.
     """
     tokens = experiment.config.rollout.max_new_tokens
-    return {"data.max_prompt_tokens": width or experiment.prompt_width, "rollout.max_new_tokens": tokens}
+    prompt = "tokens of the longest prompt (data.max_prompt_tokens)"
+    return {prompt: width or experiment.prompt_width, "rollout.max_new_tokens": tokens}

@@ -11,6 +11,8 @@ import numpy as np
 
 # Packages whose exceptions `decode` rebuilds.
 REBUILT = ("builtins", "launch", "specjax")
+# Arrays begin at multiples of so many bytes.
+_ALIGNED_TO = 64
 # Smaller arrays are copied, so that they do not keep the whole message.
 _SHARED_BYTES = 2**20
 
@@ -23,7 +25,9 @@ def encode(value: Any) -> bytes:
     """
     arrays = list[np.ndarray]()
     header = json.dumps(_plain(value, arrays)).encode()
-    return b"".join([len(header).to_bytes(8), header, *(x.reshape(-1).view(np.uint8).data for x in arrays)])
+    header += b" " * (-(8 + len(header)) % _ALIGNED_TO)
+    parts = [part for x in arrays for part in (x.reshape(-1).view(np.uint8).data, bytes(-x.nbytes % _ALIGNED_TO))]
+    return b"".join([len(header).to_bytes(8), header, *parts])
 
 
 def decode(message: bytes | bytearray) -> Any:
@@ -38,6 +42,8 @@ def decode(message: bytes | bytearray) -> Any:
 
     def take(size: int) -> memoryview:
         nonlocal rest
+        if not 0 <= size <= len(rest):
+            raise ValueError("the message is cut")
         taken, rest = rest[:size], rest[size:]
         return taken
 
@@ -84,6 +90,7 @@ def _value(plain: Any, take: Callable[[int], memoryview]) -> Any:
         dtype, shape = jnp.dtype(content[0]), content[1]
         size = dtype.itemsize * math.prod(shape)
         x = np.frombuffer(take(size), np.uint8)
+        take(-size % _ALIGNED_TO)
         shared = size >= _SHARED_BYTES and x.flags.writeable and x.view(dtype).flags.aligned
         return (x if shared else x.copy()).view(dtype).reshape(shape)
     made = {"tuple": tuple, "dict": dict, "error": lambda error: _error(*error)}[kind]

@@ -305,9 +305,8 @@ def _wait(key: str, source: int, seconds: int) -> bytes:
         if "DEADLINE_EXCEEDED" not in str(error):
             raise
         number = source if _group.members is None else _group.members[source]
-        raise TimeoutError(
-            f"hosts.silence = {seconds}: process {number} has not come for so long where the others wait for it"
-        ) from None
+        limit = "a day" if seconds == _DAY_S else f"hosts.silence = {seconds} s"
+        raise TimeoutError(f"{limit}: process {number} has not come for so long where others wait for it") from None
 
 
 def _store() -> Any:

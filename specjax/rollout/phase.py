@@ -92,9 +92,9 @@ class PhaseRun:
         return (waiting > 0) & (jnp.sum(state.done) >= jnp.minimum(rows, waiting))
 
     def _has_ended(self, state: RoundState, waiting: Int[Array, ""] | int) -> Bool[Array, ""]:
-        """Return whether none waits and the live rows fit a later phase's slots, or a row has outgrown the window.
+        """Return whether the phase has ended: no sequence waits, and live rows fit a later phase's slots.
 
-        Or whether so many groups are finished that the rollout ends.
+        It also ends once so few groups are unfinished that the rollout ends, or if a row has outgrown the window.
         """
         live = max((later.slots for later in self.phases if later.slots < self.phase.slots), default=0)
         ended = jnp.sum(~state.done) <= live

@@ -80,7 +80,7 @@ class RolloutConfig(Options):
         return jnp.array(self.lengths)[self.length_index(phase)]
 
     def finished_groups(self, groups: int) -> int:
-        """Return of how many of so many groups a rollout finishes every sequence: all without carry-over."""
+        """Return how many of so many groups a rollout finishes: all without carry-over."""
         # Rounded, because shares are not exact: 0.7 of 10 are 7.
         return groups if self.carry_over is None else math.floor(round(self.carry_over * groups, 6))
 

@@ -91,7 +91,7 @@ class TrainConfig(Options):
             )
 
     def trained_groups(self, prompts: int) -> int:
-        """Return on how many groups a step of so many prompts trains at most."""
+        """Return the most groups that a step of so many prompts trains on."""
         return self.selection.groups or self.rollout.finished_groups(prompts)
 
 

@@ -194,7 +194,7 @@ def test_a_process_that_hangs_ends_with_the_others() -> None:
     job = start_job(["-c", HANGS, "--hosts.silence", "2"], count=3, devices=1)
     said = [process.communicate(timeout=100)[1].splitlines()[-1] for process in job]
     assert [process.returncode for process in job] == [1, 1, 1], said
-    assert all("hosts.silence = 2: process 1 has not come" in line for line in said), "and no stack traces of JAX"
+    assert all("hosts.silence = 2 s: process 1 has not come" in line for line in said), "and no stack traces of JAX"
     assert said[1].startswith("error: ended by process ")
 
 
