@@ -4,7 +4,7 @@ Without `--prompt` it shows the first training problem as the model is asked, an
 """
 
 from dataclasses import dataclass
-from itertools import count
+from functools import partial
 
 from launch.cli.console import console
 from launch.cli.hosts import join_hosts
@@ -64,12 +64,7 @@ def main(argv: list[str]) -> int:
     check_policy_source(config, args.checkpoint)
     experiment = build_experiment(config, training=False)
     params = params_of(args.checkpoint, experiment, args.checkpoint_step)
-    numbers = count(1)
-
-    def show(text: str) -> None:
-        # One answer comes in pieces, several come whole.
-        console.print(f"answer {next(numbers)}:\n{text}" if args.samples > 1 else text, end="")
-
+    show = partial(console.print, end="")
     console.print(answer_prompt(experiment, params, problem.prompt, args.samples, show))
     return 0
 

@@ -95,9 +95,9 @@ def checked_fields(kind: type) -> dict[str, Any]:
 
 
 def show(value: object) -> str:
-    """Return the value as text in one line, cut to 80 characters."""
+    """Return the value as text, cut to 80 characters."""
     try:
-        text = str(value).replace("\n", " ")
+        text = str(value)
     except ValueError:  # Python refuses to write integers of more than 4300 digits
         return "an integer of thousands of digits"
     return text if len(text) <= 80 else text[:77] + "..."
