@@ -83,7 +83,8 @@ def _how_it_drafts(experiment: Experiment, continuing: bool) -> str:
         return f"every round drafts {several} tokens{in_vain if untrained else ''}"
     begins = ""
     if lengths[0] == 0 and not continuing:
-        begins = "; measures costs, then begins without, while the first step measures acceptance"
+        measures = "measures costs, then " * (experiment.config.cost_table is None)
+        begins = f"; {measures}begins without, while the first step measures acceptance"
     if not continuing and measures_costs_later(experiment) and experiment.config.cost_table is None:
         begins = "; begins without, and measures costs once predicted acceptance is high enough that drafts may pay"
     advice = f"; {advice} (minutes follow after the second step)" if untrained else ""
