@@ -36,6 +36,7 @@ from launch.evaluation.sampler import Evaluate, make_evaluate
 from launch.rewards.reward_fn import make_reward
 from launch.run.supervised_warmup import warm_up
 from launch.setup.experiment import Experiment, build_experiment
+from launch.setup.state import fresh_state
 from launch.timing import format_provenance
 from specjax import Params, Policy, Prompts, Reward, Rollout, init_train_state, make_train_step, speculative_rollout
 from specjax.drafters import Drafter
@@ -189,7 +190,7 @@ def of_others(reward_fn: RewardFn) -> RewardFn:
 def begin(experiment: Experiment) -> tuple[Params, Evaluate, float]:
     """Warm up. Return the parameters that every run of a task starts from, the evaluator, and their accuracy."""
     params, evaluate = warm_up(experiment, LongPhases()), evaluator(experiment)
-    return params, evaluate, evaluate(params)
+    return params, evaluate, evaluate(fresh_state(experiment, params, None))
 
 
 def learn(
@@ -212,7 +213,7 @@ def learn(
         state, _, metrics = step(state, next(pipeline))
         accuracy.append(float(metrics["reward/accuracy"]))
         gaps.append(float(metrics["rollout/logprob_gap_mean"]))
-    return Learned(task, algorithm, before, evaluate(state.params), float(np.mean(gaps)), accuracy)
+    return Learned(task, algorithm, before, evaluate(state), float(np.mean(gaps)), accuracy)
 
 
 def draw(path: Path, runs: list[Learned]) -> None:

@@ -4,7 +4,7 @@ Without `--prompt` it shows the first training problem as the model is asked, an
 """
 
 from dataclasses import dataclass
-from functools import partial
+from itertools import count
 
 from launch.cli.console import console
 from launch.cli.hosts import join_hosts
@@ -13,7 +13,7 @@ from launch.cli.paths import check_checkpoint, check_policy_source
 from launch.cli.recipe_options import GENERATE
 from launch.data.problems import Problem
 from launch.evaluation.one_prompt import answer_prompt, as_asked
-from launch.run.networks import params_of
+from launch.run.networks import idle_draft, params_of
 from launch.run.pin_references import with_commits
 from launch.setup.experiment import build_experiment
 from launch.setup.problems import build_problems, build_tokenizer, check_sources
@@ -64,8 +64,16 @@ def main(argv: list[str]) -> int:
     check_policy_source(config, args.checkpoint)
     experiment = build_experiment(config, training=False)
     params = params_of(args.checkpoint, experiment, args.checkpoint_step)
-    show = partial(console.print, end="")
-    console.print(answer_prompt(experiment, params, problem.prompt, args.samples, show))
+    if (idle := idle_draft(args.checkpoint, experiment)) is not None:
+        experiment = experiment.without_draft()
+    numbers = count(1)
+
+    def show(piece: str) -> None:
+        # A single answer comes in many pieces.
+        console.print(piece if args.samples == 1 else f"[{next(numbers)}] {piece}", end="")
+
+    summary = answer_prompt(experiment, params, problem.prompt, args.samples, show)
+    console.print(summary if idle is None else f"{summary}, {idle}")
     return 0
 
 

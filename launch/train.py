@@ -149,7 +149,7 @@ def record_results(
     if start.accuracy_before is not None:
         after = logs.timer.logged.get("eval/accuracy")
         if after is None:
-            after = evaluate(state.params)
+            after = evaluate(state)
         console.print(f"held-out accuracy: {start.accuracy_before:.1%} before RL, {after:.1%} after")
         logs.events.record_result(config.steps, accuracy_before=start.accuracy_before, accuracy_after=after)
     if config.speedup.steps:

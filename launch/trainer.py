@@ -26,6 +26,7 @@ from launch.data.problems import Problem
 from launch.data.prompts import read_prompt
 from launch.data.tokenizers import Tokenizer
 from launch.evaluation.one_prompt import answer_prompt
+from launch.evaluation.sampler import drafts_pay
 from launch.rewards.reward_fn import function_reward, make_pool, make_reward
 from launch.rewards.scorers import FUNCTION, scorer_of
 from launch.run.directory import RUNS
@@ -68,7 +69,9 @@ class TrainedRun:
         if not isinstance(prompt, str):
             given = [dict(message) if isinstance(message, Mapping) else message for message in prompt]
         pieces, asked = list[str](), read_prompt({"prompt": given}, "prompt", "generate")
-        answer_prompt(self.experiment, self.state.params, asked, samples, pieces.append)
+        drafts = drafts_pay(self.experiment, self.state.drafting)
+        experiment = self.experiment if drafts else self.experiment.without_draft()
+        answer_prompt(experiment, self.state.params, asked, samples, pieces.append)
         answers = ["".join(pieces)] if samples == 1 else pieces
         return [answer.removesuffix("\n\n") for answer in answers]
 
@@ -76,7 +79,7 @@ class TrainedRun:
         """Return the accuracy on the held-out problems: the share whose reward is above 0.5."""
         with _scoring(self.experiment, self.reward_of) as reward_of:
             reward_fn = reward_of(self.experiment.problems.held_out, self.experiment.tokenizer)
-            return held_out_evaluator(self.experiment, reward_fn)(self.state.params)
+            return held_out_evaluator(self.experiment, reward_fn)(self.state)
 
     def save(self, policy: str | Path, draft: str | Path | None = None) -> None:
         """Write the policy in Hugging Face's layout to a new directory, and the draft to another.

@@ -9,6 +9,7 @@ import numpy as np
 
 from launch.cli.compilation import CompileClock
 from launch.cli.errors import ConfigError
+from launch.cli.progress import Progress
 from launch.data.batches import fixed_batches
 from launch.data.problems import Problem
 from launch.data.prompts import Prompt
@@ -51,7 +52,9 @@ def answer_prompt(
     (prompts,) = fixed_batches(table, shards)
     if samples == 1 and config.rollout.function is None:
         return _stream(experiment, params, prompts, sampler, show)
-    rollout, seconds = sampler.generate(params, prompts)
+    with Progress("generation", samples, "answers", quiet=True) as progress:
+        rollout, seconds = sampler.generate(params, prompts)
+        progress.advance(samples)
     # Later rows belong to filler prompts, which pad the batch to a multiple of the data shards.
     tokens, lengths, stopped = processes.fetch((rollout.tokens, rollout.lengths, rollout.stopped))
     for row, length in zip(tokens[:samples].tolist(), lengths[:samples].tolist(), strict=True):

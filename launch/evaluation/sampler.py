@@ -13,14 +13,15 @@ from launch.cli.compilation import CompileClock
 from launch.cli.progress import Progress
 from launch.data.batches import prompts_per_batch
 from launch.setup.experiment import Experiment
+from specjax.cost import Drafting, choose
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import seed_step
 from specjax.parallel import processes
 from specjax.rewards import RewardFn, compiled_reward
 from specjax.rollout.generate import make_generate, place
-from specjax.types import Params, Prompts, Rollout
+from specjax.types import Params, Prompts, Rollout, TrainState
 
-Evaluate = Callable[[Params], float]
+Evaluate = Callable[[TrainState], float]
 # Step that keys the noise of evaluation. Training steps are not negative, so they never use it.
 STEP = -1
 
@@ -118,19 +119,26 @@ def held_out_batch_size(experiment: Experiment) -> int:
     return prompts_per_batch(experiment.sequences, options.samples, count, experiment.mesh)
 
 
-def make_evaluate(experiment: Experiment, reward_fn: RewardFn, batches: list[Prompts]) -> Evaluate:
-    """Return a function from params to the fraction of correct completions, with `eval.samples` per prompt.
+def drafts_pay(experiment: Experiment, drafting: Drafting | None) -> bool:
+    """Return whether rollouts of the run draft by now; with automatic draft lengths they may not."""
+    return drafting is None or bool(jnp.any(choose(drafting, experiment.config.rollout.draft_lengths) > 0))
 
-    A completion that could not be scored counts as wrong. Filler prompts do not count.
+
+def make_evaluate(experiment: Experiment, reward_fn: RewardFn, batches: list[Prompts]) -> Evaluate:
+    """Return a function from a state to the fraction of correct completions, with `eval.samples` per prompt.
+
+    A completion that could not be scored counts as wrong. Filler prompts do not count. Where the next rollout of the
+    run would not draft, neither does the evaluation.
     """
-    sample = Sampler(experiment, experiment.networks.drafter, experiment.config.eval.samples)
+    networks, samples = experiment.networks, experiment.config.eval.samples
+    drafting, plain = (Sampler(experiment, drafter, samples) for drafter in (networks.drafter, NoDrafter()))
     score = compiled_reward(reward_fn)
 
-    def evaluate(params: Params) -> float:
-        correct = []
+    def evaluate(state: TrainState) -> float:
+        sample, correct = drafting if drafts_pay(experiment, state.drafting) else plain, []
         with Progress("evaluation", len(batches), "batches") as progress:
             for prompts in batches:
-                sampled = sample(params, score, prompts)
+                sampled = sample(state.params, score, prompts)
                 correct.append(sampled.correct)
                 progress.advance(tokens=int(np.sum(sampled.lengths)))
         return float(np.mean(np.concatenate(correct)))

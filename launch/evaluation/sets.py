@@ -24,7 +24,6 @@ from launch.rewards.reward_fn import final_answer_of, make_pool, make_reward
 from launch.setup.experiment import Experiment
 from launch.setup.memory import check_rollout
 from launch.setup.problems import build_problems, load_problems
-from specjax.drafters import NoDrafter
 from specjax.rewards import compiled_reward
 from specjax.types import Params
 
@@ -69,12 +68,8 @@ def evaluate_sets(
     long_phases: LongPhases,
 ) -> dict[str, Any]:
     """Sample, score, save and print each set. Return the results for the JSON file. Raises Stopped at a signal."""
-    config, networks, drafter = experiment.config, experiment.networks, experiment.networks.drafter
-    tables = prompt_tables(experiment, sets, args.prompts, console)
-    if args.checkpoint is None and networks.draft.read_from is None and networks.draft.has_params:
-        console.print("the draft has random weights: decoding without a draft")
-        params, drafter = replace(params, draft={}), NoDrafter()
-    sample = Sampler(experiment, drafter, args.samples)
+    config, tables = experiment.config, prompt_tables(experiment, sets, args.prompts, console)
+    sample = Sampler(experiment, experiment.networks.drafter, args.samples)
     completions = None if args.save is None else JsonLinesWriter("save", args.save)
     largest = max(len(table.rows) for table in tables.values())
     batch_size = prompts_per_batch(experiment.sequences, args.samples, largest, experiment.mesh)

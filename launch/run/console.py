@@ -67,16 +67,13 @@ class StepPrinter:
         width = 6 if self._last is None else max(6, 2 * len(str(self._last)) + 1)
         if self._lines % HEADER_EVERY == 0:
             console.print(f"{'step':>{width}}{HEADER}", style="bold")
-        # The first step includes compilation.
-        timed = self._steps if self._lines or len(self._steps) == 1 else self._steps[1:]
-        if self._lines or len(self._steps) > 1:
-            self._seconds.extend(seconds for values in timed if (seconds := values["time/step"]) is not None)
+        self._seconds.extend(seconds for values in self._steps if (seconds := values["time/step"]) is not None)
         number, left = str(step), ""
         if self._last is not None:
             number = f"{step}/{self._last}"
             if self._seconds and step < self._last:
                 left = f"  {duration(median(self._seconds) * (self._last - step))} left"
-        console.print(f"{number:>{width}}{_line(self._steps, timed, left)}")
+        console.print(f"{number:>{width}}{_line(self._steps, left)}")
         self._lines, self._steps = self._lines + 1, []
         if values["time/generation"] is not None:
             wide_console.print(_stages(values))
@@ -100,12 +97,12 @@ def logprob_alarm(step: int, gap: float | None, sequence_gap: float | None) -> s
     )
 
 
-def _line(steps: Sequence[Values], timed: Sequence[Values], left: str) -> str:
-    """Return the averages over `steps`, averages of times over `timed`, and after them the text `left`."""
+def _line(steps: Sequence[Values], left: str) -> str:
+    """Return the averages over `steps`, and after them the text `left`."""
     reward, accuracy, acceptance = (
         _mean(steps, name) for name in ("reward/mean", "reward/accuracy", "rollout/acceptance_length")
     )
-    tokens, seconds = _mean(timed, "rollout/tokens"), _mean(timed, "time/step")
+    tokens, seconds = _mean(steps, "rollout/tokens"), _mean(steps, "time/step")
     # Tokens/s of the whole step, which every step measures; the table of a probe shows generation alone.
     speed = tokens / seconds if tokens is not None and seconds else None
     line = (
@@ -117,7 +114,7 @@ def _line(steps: Sequence[Values], timed: Sequence[Values], left: str) -> str:
         line += f"  held out {held_out:.1%}"
     if (lag := steps[-1].get("asynchronous/lag")) is not None:
         line += f"  lag {lag:.0f}:" + ",".join(
-            f" {_show(_mean(timed, metric), '.2f')} s {name}" for metric, name in ASYNCHRONOUS.items()
+            f" {_show(_mean(steps, metric), '.2f')} s {name}" for metric, name in ASYNCHRONOUS.items()
         )
     if any(values["draft/alarm"] for values in steps):
         line += "  draft alarm"

@@ -132,7 +132,8 @@ class TrainingLoop:
         metrics = metrics | {"time/data": data_s, "memory/peak_gib": peak_gib(self.experiment.mesh)}
         if timed:
             metrics["time/step"] += data_s
-        self.logs.timer.dispatched(DispatchedStep(number, start, metrics, trained, rollout, drafting))
+        began = min(start + compiling, time.perf_counter())
+        self.logs.timer.dispatched(DispatchedStep(number, began, metrics, trained, rollout, drafting))
         return state
 
     def is_probe(self, number: int) -> bool:
@@ -173,7 +174,7 @@ class TrainingLoop:
         """Log the accuracy on held-out prompts with the metrics of the step."""
         if is_due(number, self.experiment.config.eval.every):
             self.logs.timer.wait()
-            self.logs.timer.finish({"eval/accuracy": self.evaluate(state.params)})
+            self.logs.timer.finish({"eval/accuracy": self.evaluate(state)})
 
     def save_if_due(self, number: int, state: TrainState, last: bool) -> None:
         """Save a checkpoint every `checkpoint.every` steps and after the last one; never if it is 0."""

@@ -14,6 +14,7 @@ from launch.cli.long_phases import LongPhases
 from launch.cli.paths import CHECKPOINTS, check_checkpoint
 from launch.cli.progress import Progress
 from launch.distillation.trainer import check_distillation, distill
+from launch.run.history import METRICS_FILE, records_of
 from launch.run.supervised_warmup import check_warmup, warm_up
 from launch.setup.experiment import Experiment
 from specjax.checkpoint import Checkpointer, Which
@@ -23,6 +24,18 @@ from specjax.types import Params, PyTree
 def params_of(checkpoint: str | None, experiment: Experiment, which: Which = "newest") -> Params:
     """Return the networks of a run's checkpoint, or without one the recipe's initial networks."""
     return experiment.networks.params if checkpoint is None else restore_params(Path(checkpoint), experiment, which)
+
+
+def idle_draft(checkpoint: str | None, experiment: Experiment) -> str | None:
+    """Return a line that says why answers are generated without the draft; None if it is to be used."""
+    draft, reason = experiment.networks.draft, None
+    if checkpoint is None and draft.read_from is None and draft.has_params:
+        reason = "it has random weights"
+    elif checkpoint is not None and experiment.config.rollout.draft_lengths:
+        lengths = [record.get("rollout/draft_length") for record in records_of(Path(checkpoint) / METRICS_FILE)]
+        if next((length for length in reversed(lengths) if length is not None), None) == 0:
+            reason = "the last step of the run did not use it either"
+    return None if reason is None else f"generated without the draft: {reason}"
 
 
 def restore_params(directory: Path, experiment: Experiment, which: Which = "newest") -> Params:

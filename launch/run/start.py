@@ -48,7 +48,7 @@ def start_new(experiment: Experiment, evaluate: Evaluate, costs: CostTable | Non
     params = processes.within(experiment.mesh, before_rl, elsewhere=experiment.networks.params)
     later = measures_costs_later(experiment)
     state = fresh_state(experiment, params, None if costs is None else costs.start(params, later, long_phases))
-    return Start(state, 0, evaluate(state.params) if config.eval.every else None)
+    return Start(state, 0, evaluate(state) if config.eval.every else None)
 
 
 def resume_from(
@@ -95,11 +95,11 @@ def checkpoint_extra(experiment: Experiment, start: Start, costs: CostTable | No
 
 
 def held_out_evaluator(experiment: Experiment, reward_fn: RewardFn) -> Evaluate:
-    """Return params -> accuracy on the held-out prompts, in batches of about as many sequences as a step has."""
+    """Return state -> accuracy on the held-out prompts, in batches of about as many sequences as a step has."""
     table, size = experiment.held_out_prompts, held_out_batch_size(experiment)
     batches = fixed_batches(table.first(experiment.config.eval.prompts), size)
     evaluate = make_evaluate(experiment, reward_fn, batches)
-    return lambda params: processes.within(experiment.mesh, lambda: evaluate(params))
+    return lambda state: processes.within(experiment.mesh, lambda: evaluate(state))
 
 
 def report_start(experiment: Experiment, logs: RunLogs, start: Start, continuing: bool, found: bool) -> None:

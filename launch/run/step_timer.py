@@ -18,7 +18,7 @@ Metrics = dict[str, Any]
 class DispatchedStep:
     """A training step that was dispatched to the device.
 
-    start:    time.perf_counter() when it began.
+    start:    time.perf_counter() when it began, plus the seconds that it compiled for.
     metrics:  contains `time/step` if the step timed itself, as a probe does.
     drafting: the measurements by which its draft lengths were chosen; None at a fixed draft length.
     """

@@ -61,7 +61,13 @@ def test_completions_do_not_depend_on_the_draft_and_numbers_follow_from_them(
     assert "tokens/s" in said and f"at draft length {DRAFT_LENGTH}" in said and "random weights" not in said
     assert "final_answer" not in said
     assert evaluated(tmp_path, asked)[1] == completions
-    assert "random weights" in capsys.readouterr().out
+    assert "without the draft: it has random weights" in capsys.readouterr().out
+    # At its newest step the run did not draft.
+    (run / "metrics.jsonl").write_text('{"step": 1, "rollout/draft_length": 0.0}\n')
+    options = {"--checkpoint": str(run), "--rollout.draft-lengths": f"0 {DRAFT_LENGTH}"}
+    undrafted, same = evaluated(tmp_path, asked | options)
+    assert (undrafted["draft_length"], same) == (0, completions)
+    assert "without the draft: the last step of the run" in capsys.readouterr().out
     assert (drafted["recipe"], drafted["checkpoint"], drafted["draft_length"]) == ("gsm8k", str(run), DRAFT_LENGTH)
     assert drafted["versions"].startswith("Python 3") and drafted["device"]
     for path, found, prompts in zip(paths, drafted["sets"], (3, 5), strict=True):
@@ -86,7 +92,8 @@ def test_evaluation_uses_the_fixed_draft_length(drafter: Drafter, length: int, m
     experiment: Any = SimpleNamespace(config=config, networks=networks, mesh=None, rollout_fn=None, tokenizer=tokenizer)
     assert Sampler(experiment, drafter, 4).draft_length == length
     make_evaluate(experiment, lambda rollout, prompts: None, [])  # pyright: ignore[reportArgumentType]
-    assert taken == [(POLICY, RolloutConfig(group_size=4, draft_length=length))] * 2
+    plain = POLICY, RolloutConfig(group_size=4, draft_length=0)
+    assert taken == [(POLICY, RolloutConfig(group_size=4, draft_length=length))] * 2 + [plain]
 
 
 def test_unscored_completions_are_reported_and_count_as_wrong(

@@ -16,6 +16,7 @@ from configs.schema.networks import DraftConfig, LookupConfig
 from launch.cli.errors import ConfigError
 from launch.setup.experiment import build_experiment
 from launch.setup.networks import Networks
+from launch.setup.state import fresh_state
 from specjax.drafters import EitherDrafter, HeadDrafter, HistoryDrafter, ModelDrafter, NGramDrafter
 from specjax.types import Params
 from tests.launch.programs import ONE_LAYER, SMALLEST
@@ -116,5 +117,5 @@ def test_prompts_that_are_held_out_see_no_memory(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(launch.evaluation.sampler, "make_generate", lambda *_: generate)
     evaluate = launch.evaluation.sampler.make_evaluate(experiment, lambda *_: None, [prompts])
     with pytest.raises(Seen) as seen:
-        evaluate(params)
+        evaluate(fresh_state(experiment, params, None))
     assert seen.value.args == ((),) and len(params.memory) == len(experiment.problems.train)
