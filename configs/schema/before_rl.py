@@ -31,7 +31,7 @@ class DistillConfig(Options):
     Attributes:
         steps:        Number of steps. 0: no distillation before RL, and four passes over the answers in launch.distill.
         answers:      Number of answers that the policy generates.
-        chunks:       Generate the answers in so many parts, and train after each. An untrained draft speeds up
+        chunks:       Generate the answers in at most so many parts, and train after each. An untrained draft speeds up
                       generation from the second part on. 1: generate all, then train.
         batch_size:   Answers per step.
         microbatches: Microbatches per step; more save memory.

@@ -59,7 +59,7 @@ class ProblemList:
             for path in made:
                 with suppress(OSError):  # a directory that is in use, or gone
                     path.unlink() if path == self.path else path.rmdir()
-            raise ConfigError(*map(self._by_place, error.args)) from error
+            raise ConfigError(*map(self._by_place, error.args)) from None
 
     def _by_place(self, message: str) -> str:
         """Return a message about lines of the file as one about problems of the list."""

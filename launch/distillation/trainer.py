@@ -53,10 +53,8 @@ def check_distillation(experiment: Experiment, given: Answers | None = None) -> 
     check_distillation_batch(config, batch_shards(experiment.mesh))
     available = _chunks(experiment)[0] * experiment.sequences if given is None else len(given)
     if options.batch_size > available:
-        source = "answers in the first of distill.chunks" if given is None else "given answers"
-        raise ConfigError(
-            f"distill.batch_size = {options.batch_size}: must be at most {available}, the number of {source}"
-        )
+        source = "distill.answers" if given is None else "the number of given answers"
+        raise ConfigError(f"distill.batch_size = {options.batch_size}: must be at most {available}, {source}")
 
 
 def distill(
@@ -181,8 +179,8 @@ class DraftTrainer:
 
 
 def _chunks(experiment: Experiment) -> list[int]:
-    """Return the number of rollouts in each chunk; the first chunk has the fewest."""
-    options = experiment.config.distill
-    rollouts = -(-options.answers // experiment.sequences)
-    chunks = min(options.chunks, rollouts)
+    """Return the number of rollouts in each chunk. The first has the fewest, but a batch if all rollouts have one."""
+    options, sequences = experiment.config.distill, experiment.sequences
+    rollouts, rollouts_of_batch = -(-options.answers // sequences), -(-options.batch_size // sequences)
+    chunks = min(options.chunks, max(rollouts // rollouts_of_batch, 1))
     return [rollouts * (i + 1) // chunks - rollouts * i // chunks for i in range(chunks)]

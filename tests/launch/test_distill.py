@@ -269,7 +269,7 @@ def test_the_output_is_readable(distilled: Distilled):
         ({"--verifier": "me"}, "verifier = me: "),
         ({"--rollout.draft-length": "0"}, "rollout.draft_length = 0: "),
         ({"--distill.batch-size": "9"}, "distill.batch_size = 9:"),
-        ({"--distill.batch-size": "64"}, "distill.batch_size = 64:...32"),
+        ({"--distill.batch-size": "128"}, "distill.batch_size = 128:...64"),
         ({"--distill.chunks": "0"}, "distill.chunks = 0: "),
         ({"--distill.steps": "-1"}, "distill.steps = -1: "),
         ({"--data.prompts": "13"}, "data.prompts = 13:...1...12"),
