@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, fields
 
-import numpy as np
-
 from specjax.cost.engines import ENGINES, EngineProfile
 from specjax.cost.forward import Amount, Forward
 
@@ -39,11 +37,7 @@ class CostModel:
         k, engine = draft_length, self.engine
         seconds = self._verification(rows, positions, k)
         seconds["draft"] = self.drafting(rows, positions, k)
-        overhead = engine.host + k * engine.draft_pass
-        if engine.overlapped:
-            overhead = np.maximum(overhead - sum(seconds.values(), 0.0), 0.0)
-        beyond = False if engine.captured is None else rows * (k + 1) > engine.captured
-        seconds["engine"] = overhead + engine.eager * beyond
+        seconds["engine"] = engine.host + k * engine.draft_pass
         return seconds
 
     def seconds(self, rows: Amount, positions: Amount, draft_length: int) -> Amount:
