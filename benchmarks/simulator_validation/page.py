@@ -27,8 +27,8 @@ An answer is the value in the middle of the ranges of its inputs, and its 90% in
 the engine `specjax` they are our own rounds, for `vllm-0.17` all others. **Held out** means: this error comes from the
 numbers of other sources, or where there is one source, from its other numbers; and numbers from which constants come do
 not count.
-Two numbers of vLLM 0.17 give `vllm-0.17` its draft pass and its attention. The rounds without drafts of 1 to 64 rows on
-our H100 give the share of computing that reading weights hides.
+Two numbers of vLLM 0.17 give `vllm-0.17` its draft pass and its attention, and one of its steps follows from them. The
+rounds without drafts of 1 to 64 rows on our H100 give the share of computing that reading weights hides.
 
 What a source does not publish is assumed: rows, limits and spreads of arXiv 2604.26779, with mean lengths at which
 generation without drafts takes the published seconds (with `vllm-0.17`); 1,024 positions of a row in rounds; acceptance

@@ -35,7 +35,8 @@ class CostModel:
             draft_length: Tokens drafted for each row.
         """
         k, engine = draft_length, self.engine
-        seconds = self._verification(rows, positions, k)
+        factor = engine.attention_factor((k + 1) * self.policy.query_group)
+        seconds = self.policy.parts(rows, positions, k + 1, attention_factor=factor)
         seconds["draft"] = self.drafting(rows, positions, k)
         seconds["engine"] = engine.host + k * engine.draft_pass
         return seconds
@@ -43,14 +44,6 @@ class CostModel:
     def seconds(self, rows: Amount, positions: Amount, draft_length: int) -> Amount:
         """Return the seconds of a round. See `parts`."""
         return sum(self.parts(rows, positions, draft_length).values(), 0.0)
-
-    def verification(self, rows: Amount, positions: Amount, draft_length: int) -> Amount:
-        """Return the seconds of the policy's forward in a round."""
-        return sum(self._verification(rows, positions, draft_length).values(), 0.0)
-
-    def _verification(self, rows: Amount, positions: Amount, draft_length: int) -> dict[str, Amount]:
-        factor = self.engine.attention_factor((draft_length + 1) * self.policy.query_group)
-        return self.policy.parts(rows, positions, draft_length + 1, attention_factor=factor)
 
     def constants(self) -> dict[str, float]:
         """Return the constants that are not 0, in seconds, as `policy.fixed`."""
