@@ -50,7 +50,8 @@ class CostModel:
         constants = {}
         for name in ("policy", "first", "later"):
             forward = getattr(self, name)
-            values = {f"{name}.{field.name}": getattr(forward, field.name) for field in fields(forward)}
+            times = (field.name for field in fields(forward) if field.name != "overlap")
+            values = {f"{name}.{time}": getattr(forward, time) for time in times}
             constants |= {key: value for key, value in values.items() if isinstance(value, float) and value}
         return constants
 
