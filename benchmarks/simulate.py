@@ -3,14 +3,12 @@
 Answers for one step, or for a sweep, with an interval over what is not known. `--from-run DIR` asks it of a run.
 """
 
-from benchmarks.plotting import load_pyplot, make_directory
 from benchmarks.simulation.answer import resolve_pair
 from benchmarks.simulation.estimate import details_of, estimate, estimate_changed
 from benchmarks.simulation.lags import lag_rows, lag_table
 from benchmarks.simulation.machine import Evidence
 from benchmarks.simulation.options import PROGRAM, SimulateArgs, given_ranges, sweep_points, with_run
-from benchmarks.simulation.plots import save_plots
-from benchmarks.simulation.report import as_json, describe, lines_of_point, sweep_table
+from benchmarks.simulation.report import as_json, coverage_lines, describe, lines_of_point, sweep_table
 from benchmarks.simulation.uncertainty import input_ranges
 from launch.cli.console import console
 from launch.cli.errors import as_config_error
@@ -21,15 +19,12 @@ from launch.cli.paths import write_results
 def main(argv: list[str]) -> int:
     """Simulate what the command line describes, and return the exit code."""
     args, evidence = with_run(parse(SimulateArgs, argv, PROGRAM, __doc__), argv)
-    if args.plots is not None:
-        load_pyplot()
-        make_directory("plots", args.plots)
     simulate(args, evidence)
     return 0
 
 
 def simulate(args: SimulateArgs, evidence: Evidence) -> None:
-    """Answer the points of a command line: print, and write the JSON file and plots. Raises ConfigError."""
+    """Answer the points of a command line: print, and write the JSON file. Raises ConfigError."""
     user_ranges, changes = given_ranges(args), sweep_points(args)
     with as_config_error():
         console.print("\n".join(describe(args.point, evidence)))
@@ -43,10 +38,8 @@ def simulate(args: SimulateArgs, evidence: Evidence) -> None:
         write_results(args.json, as_json(args, [result], ranges, details))
     else:
         rows = [estimate_changed(each, args.point, evidence, user_ranges, args.samples) for each in changes]
-        console.print("\n".join([*sweep_table(rows), *lag_table(lag_rows(rows))]))
+        console.print("\n".join([*sweep_table(rows), *lag_table(lag_rows(rows)), "", *coverage_lines(rows)]))
         write_results(args.json, as_json(args, rows, ranges, None))
-    if args.plots is not None:
-        save_plots(args.plots, args.point, evidence)
 
 
 if __name__ == "__main__":

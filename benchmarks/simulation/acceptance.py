@@ -43,49 +43,16 @@ def predict_length(measured: float, measured_at: int, draft_length: int) -> floa
 
 
 def tokens_per_round(
-    measured: float,
-    measured_at: int,
-    draft_lengths: Sequence[int],
-    lengths: np.ndarray,
-    spread: float = 0.0,
-    correlation: float = 0.0,
-    seed: int = 0,
+    measured: float, measured_at: int, draft_lengths: Sequence[int], shape: tuple[int, ...]
 ) -> np.ndarray:
-    """Return the tokens that each row gains in a round, float64 [draft lengths, *lengths.shape].
-
-    Rows differ: the logit of their acceptance is normal with standard deviation `spread`, and has this rank correlation
-    with their length. The acceptance length over all verifications stays the measured one.
-    """
-    decay = _decay_of(measured, measured_at)
-    mean = first_rate(measured, measured_at, decay)
-    rates = np.full(lengths.shape, mean)
-    if spread > 0 and 0 < mean < 1:
-        rates = _spread_rates(measured, measured_at, decay, lengths, spread, correlation, seed)
-    return np.stack([acceptance_length(rates, k, decay) for k in draft_lengths])
+    """Return the tokens that each row gains in a round, float64 [draft lengths, *shape]; all rows gain the same."""
+    gains = [predict_length(measured, measured_at, k) for k in draft_lengths]
+    return np.broadcast_to(np.reshape(gains, (-1, *(1 for _ in shape))), (len(gains), *shape))
 
 
 def _decay_of(measured: float, measured_at: int) -> float:
     """Return the decay that an acceptance length allows: almost full acceptance has none."""
     return 1.0 if measured >= float(acceptance_length(1.0, measured_at)) else DECAY
-
-
-def _spread_rates(
-    measured: float, measured_at: int, decay: float, lengths: np.ndarray, spread: float, correlation: float, seed: int
-) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    ranks = lengths.ravel().argsort().argsort()
-    by_length = (ranks - ranks.mean()) / max(ranks.std(), 1e-9)
-    noise = rng.standard_normal(lengths.size)
-    offsets = spread * (correlation * by_length + np.sqrt(1 - correlation**2) * noise).reshape(lengths.shape)
-
-    def rates(center: float) -> np.ndarray:
-        return 1 / (1 + np.exp(-center - offsets))
-
-    def excess(center: float) -> float:
-        rounds = lengths / acceptance_length(rates(center), measured_at, decay)
-        return float(lengths.sum() / rounds.sum()) - measured
-
-    return rates(bisect(excess, -30.0, 30.0))
 
 
 def bisect(function: Callable[[float], float], low: float, high: float) -> float:

@@ -11,7 +11,7 @@ from scipy.optimize import root_scalar
 from benchmarks.simulation.acceptance import predict_length, tokens_per_round
 from benchmarks.simulation.machine import Evidence, completion_lengths, memory, round_costs, stages
 from benchmarks.simulation.point import MEASURED, MOST_SLOTS, Point
-from benchmarks.simulation.rollout import Moment, SlotLayout, carry_over, simulate
+from benchmarks.simulation.rollout import SlotLayout, simulate
 from benchmarks.simulation.step import StageSeconds, step_seconds
 from benchmarks.simulation.surface import Surface
 
@@ -48,7 +48,6 @@ class Arm(NamedTuple):
     phases: tuple[int, ...]
     waiting: int
     generation_gpus: int
-    timeline: list[Moment]
 
 
 class Answer(NamedTuple):
@@ -106,28 +105,23 @@ def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
     gpus, sequences = _generating(point), _sequences(point)
     replicas = gpus // point.replica
     # The others have one sequence less. Their last row is a placeholder of one token.
-    fuller = _in_flight(point) - (sequences - 1) * replicas
+    fuller = point.sequences - (sequences - 1) * replicas
     lengths = completion_lengths(point, evidence)
     slots = min(point.slots, sequences)
     phases = _phases(point, slots)
     layout = SlotLayout(slots, phases)
     surface = Surface(round_costs(point, evidence), slots, point.prompt_tokens + point.limit_tokens, point.lengths)
     simulated = min(replicas, max(FEWEST, MOST_SEQUENCES // sequences))
-    samples, gained = [], []
+    samples = list[np.ndarray]()
     for turn in range(ROLLOUTS if point.lag else 1):
         drawn = lengths.draw((simulated, sequences), seed + turn)
         drawn[max(round(simulated * fuller / replicas), 1) :, -1] = 1.0
         samples.append(drawn)
-        measured = point.acceptance_length, point.measured_at
-        rows = point.row_spread, point.row_correlation, seed + turn
-        gained.append(tokens_per_round(*measured, point.lengths, samples[-1], *rows))
-    share = point.carry_over
+    lengths_of_all = np.concatenate(samples)
+    gains = tokens_per_round(point.acceptance_length, point.measured_at, point.lengths, lengths_of_all.shape)
     # Replicas do not depend on each other, so all rollouts are simulated together.
-    rollout = simulate(np.concatenate(samples), np.concatenate(gained, 1), surface, layout, point.prompt_tokens)
+    rollout = simulate(lengths_of_all, gains, surface, layout, point.prompt_tokens)
     seconds = [float(ended.max()) for ended in np.split(rollout.ended, len(samples))]
-    if share:
-        arrays = zip(samples, gained, strict=True)
-        seconds = [carry_over(*each, surface, layout, point.prompt_tokens, share) for each in arrays]
     tokens = point.sequences * (lengths.mean() + point.prompt_tokens)
     other_stages = stages(point, tokens, point.gpus - gpus if point.lag else gpus)
     step = step_seconds(seconds, other_stages.total, point.lag)
@@ -141,7 +135,6 @@ def run(point: Point, evidence: Evidence, seed: int = 0) -> Arm:
         phases=phases,
         waiting=sequences - slots,
         generation_gpus=gpus,
-        timeline=rollout.timeline,
     )
 
 
@@ -150,14 +143,9 @@ def _generating(point: Point) -> int:
     return (point.generation_gpus if point.lag else 0) or point.gpus
 
 
-def _in_flight(point: Point) -> int:
-    """Return the sequences of all replicas, those that the step before left included."""
-    return round(point.sequences / (1 - point.carry_over))
-
-
 def _sequences(point: Point) -> int:
     """Return the most sequences that a replica has."""
-    return -(-_in_flight(point) * point.replica // _generating(point))
+    return -(-point.sequences * point.replica // _generating(point))
 
 
 def _phases(point: Point, slots: int) -> tuple[int, ...]:

@@ -81,10 +81,7 @@ def round_costs(point: Point, evidence: Evidence) -> RoundSeconds:
         return measured_rounds(evidence.cells, evidence.phases, evidence.mixture, longest)
     model = sheet_model(point)
     seconds = model.seconds if point.draft == "eagle3" else _block(model)
-    more = point.verify_factor - 1
-    return lambda rows, positions, k: (
-        seconds(rows, positions, k) + (more * model.verification(rows, positions, k) if k else 0.0)
-    )
+    return lambda rows, positions, k: seconds(rows, positions, k) * (point.drafted_factor if k else 1.0)
 
 
 def sheet_model(point: Point) -> CostModel:
@@ -92,7 +89,7 @@ def sheet_model(point: Point) -> CostModel:
     engine = find_engine(point.engine)
     microseconds = {"layer": point.layer_us, "draft_pass": point.draft_pass_us, "host": point.host_us}
     engine = replace(engine, **{name: 1e-6 * value for name, value in microseconds.items() if value is not None})
-    efficiency = Efficiency(point.bandwidth_share, point.compute_share, independence=point.independence)
+    efficiency = Efficiency(point.bandwidth_share, point.compute_share, point.overlap, independence=point.independence)
     return cost_model(
         network(point), draft_sheet(point), find_hardware(point.hardware), deployment(point), efficiency, engine
     )

@@ -34,7 +34,6 @@ class SimulateArgs(Point):
         ranges:   NAME=LOW,HIGH .. of what is not known. Default: a range for each input, listed with the answer.
         samples:  Samples of an interval.
         json:     File for all results.
-        plots:    Directory for plots; needs matplotlib.
     """
 
     from_run: str | None = None
@@ -42,7 +41,6 @@ class SimulateArgs(Point):
     ranges: tuple[str, ...] = ()
     samples: Annotated[int, at_least(4), at_most(10_000)] = 48
     json: str | None = None
-    plots: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

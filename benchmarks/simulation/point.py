@@ -27,7 +27,7 @@ class Point(Options):
         model:            Published model: qwen3-0.6b to qwen3-235b-a22b, llama-3.1-8b.
         draft:            eagle3: one pass a token. block: five layers, one pass for all tokens, as DFlash.
         hardware:         a100, h20, h100, h200, b200, gb200 or cpu. With --from-run, measured: the run's own.
-        engine:           specjax: a roofline. vllm-0.17, vllm-0.17-eager, vllm-2025: with what was fitted to them.
+        engine:           specjax, or vllm-0.17: a roofline with what was fitted to published rounds.
         gpus:             GPUs in all.
         tensor:           GPUs that share each product; a replica.
         expert:           GPUs that the experts are spread over, at least tensor. In specjax they decode the same rows.
@@ -37,7 +37,6 @@ class Point(Options):
         slots:            Sequences that a replica decodes together; others wait. 0: as many as fit in memory.
         phases:           Slots that specjax's batch shrinks to. Empty: a quarter and a sixteenth, as our recipes. One
                           number, equal to slots: rounds pay for all slots until the last row ends.
-        carry_over:       Share of sequences in flight that go on in the next step.
         prompt_tokens:    Tokens of a prompt.
         mean_tokens:      Mean tokens of a completion.
         length_spread:    Standard deviation of the logarithm of the lengths.
@@ -46,8 +45,6 @@ class Point(Options):
         draft_lengths:    Choose k among these at each moment. Empty: draft_length.
         acceptance_length: Tokens per verification, measured at draft length measured_at.
         measured_at:      That draft length.
-        row_spread:       Standard deviation of the logit of acceptance among rows.
-        row_correlation:  Correlation of a row's acceptance with its length.
         lag:              Steps by which weights of the generator may be older; 0: synchronous.
         generation_gpus:  With lag, GPUs that generate; the others train. 0: the best split. Ignored without lag.
         lora_rank:        Rank of adapters, trained in place of the policy's weights; 0: none.
@@ -58,7 +55,9 @@ class Point(Options):
         draft_training:   Seconds of training the draft, as a share of the seconds of training the policy.
         bandwidth_share:  Share of the memory bandwidth that is reached.
         compute_share:    Share of the peak that is reached in generation.
-        verify_factor:    How much longer a verification of drafts takes than the sheets say.
+        overlap:          Share of the shorter of reading and computing that the longer hides. For the rest each token
+                          costs time, so that drafts cost more the more rows there are.
+        drafted_factor:   How much longer rounds with drafts take than the model says.
         training_share:   Share of the peak reached in training, by 6 operations per parameter and token (lora_rank: 4).
         layer_us:         Latency of a layer. None: the engine's.
         draft_pass_us:    Time of a draft pass beside its roofline. None: the engine's.
@@ -78,7 +77,6 @@ class Point(Options):
     sequences: Count = 512
     slots: Annotated[int, at_least(0), at_most(MOST_SLOTS)] = 0
     phases: tuple[Positive, ...] = ()
-    carry_over: Annotated[float, at_least(0), at_most(0.9)] = 0.0
     prompt_tokens: Positive = 300
     mean_tokens: Annotated[float, at_least(1), at_most(1e6)] = 2000.0
     length_spread: Annotated[float, at_least(0), at_most(4)] = 0.8
@@ -87,8 +85,6 @@ class Point(Options):
     draft_lengths: tuple[DraftLength, ...] = ()
     acceptance_length: Annotated[float, at_least(1), at_most(129)] = 2.8
     measured_at: Annotated[int, at_least(1), at_most(128)] = 3
-    row_spread: Annotated[float, at_least(0), at_most(4)] = 0.0
-    row_correlation: Annotated[float, at_least(-1), at_most(1)] = 0.0
     lag: Annotated[int, at_least(0), at_most(16)] = 0
     generation_gpus: NonNegative = 0
     lora_rank: Annotated[int, at_least(0), at_most(2**16)] = 0
@@ -99,7 +95,8 @@ class Point(Options):
     draft_training: Annotated[float, at_least(0), at_most(MOST_DRAFT_TRAINING)] = 0.0
     bandwidth_share: Share = 0.85
     compute_share: Share = 0.60
-    verify_factor: Annotated[float, at_least(0.1), at_most(10)] = 1.0
+    overlap: Fraction = 0.4
+    drafted_factor: Annotated[float, at_least(0.1), at_most(10)] = 1.0
     training_share: Share = 0.35
     layer_us: Microseconds | None = None
     draft_pass_us: Microseconds | None = None

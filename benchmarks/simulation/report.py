@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.simulation.answer import accepted
 from benchmarks.simulation.estimate import Details, EstimatedAnswer, Threshold
+from benchmarks.simulation.held_out import coverage_line
 from benchmarks.simulation.lags import lag_rows
 from benchmarks.simulation.machine import Evidence, memory
 from benchmarks.simulation.options import SimulateArgs
@@ -48,10 +49,44 @@ def describe(point: Point, evidence: Evidence) -> Iterator[str]:
 
 def lines_of_point(estimate: EstimatedAnswer, ranges: Mapping[str, Range], details: Details) -> Iterator[str]:
     """Yield the lines of a single answer."""
+    yield ""
+    yield from step_table(estimate)
+    yield ""
+    yield (
+        f"[low, high] hold {LEVEL:.0%} of samples of the inputs below, each as likely anywhere in its range; all other "
+        "values are of the options as given, and of the middle of the ranges of those that are not"
+    )
+    yield held_out(estimate.point)
+    at = estimate.point.measured_at
+    yield f"a step is no slower from an acceptance length of {_threshold(details.break_even, at + 1)} at k = {at}"
+    if details.worth_of_training is not None:
+        raised = _threshold(details.worth_of_training, at + 1 - estimate.point.acceptance_length)
+        yield f"training the draft pays if it raises the acceptance length by {raised}"
+    yield ""
+    yield f"{'the step speed-up depends on':30}{'range':>22}{'speed-up':>18}"
+    for swing in details.swings:
+        limits = ranges[swing.name]
+        between = f"{limits.low:.4g} .. {limits.high:.4g}"
+        yield f"  {swing.name:28}{between:>22}{f'{swing.low:.2f} .. {swing.high:.2f}':>18}  {limits.reason}"
+
+
+def held_out(point: Point) -> str:
+    """Return the line on how often intervals held numbers that the model had not seen."""
+    if point.hardware == MEASURED:
+        return "not held out: the rounds are this run's own"
+    return coverage_line(point.engine)
+
+
+def coverage_lines(rows: Sequence[EstimatedAnswer]) -> Iterator[str]:
+    """Yield the lines of `held_out` of all answers, each once."""
+    yield from dict.fromkeys(held_out(row.point) for row in rows if row.intervals is not None)
+
+
+def step_table(estimate: EstimatedAnswer) -> Iterator[str]:
+    """Yield the lines of a step without drafts and with, and of its parts."""
     assert estimate.answer is not None and estimate.intervals is not None
     plain, drafted, intervals = estimate.answer.plain, estimate.answer.drafted, estimate.intervals
     k = "/".join(map(str, estimate.point.lengths))
-    yield ""
     yield f"{'':24}{'without drafts':>30}{f'with, k = {k}':>30}{'speed-up':>22}"
     for title, name in (("generation, s", "generation"), ("step, s", "step")):
         values = (intervals[f"{arm}_{name}_s"] for arm in ("plain", "drafted"))
@@ -73,22 +108,6 @@ def lines_of_point(estimate: EstimatedAnswer, ranges: Mapping[str, Range], detai
     }.items():
         yield f"{title:24}" + "".join(f"{count:>30}" for count in counts)
     yield f"{'tokens a verification':24}{plain.acceptance_length:>30.2f}{drafted.acceptance_length:>30.2f}"
-    yield ""
-    yield (
-        f"[low, high] hold {LEVEL:.0%} of samples of the inputs below, each as likely anywhere in its range; all other "
-        "values are of the options as given, and of the middle of the ranges of those that are not"
-    )
-    at = estimate.point.measured_at
-    yield f"a step is no slower from an acceptance length of {_threshold(details.break_even, at + 1)} at k = {at}"
-    if details.worth_of_training is not None:
-        raised = _threshold(details.worth_of_training, at + 1 - estimate.point.acceptance_length)
-        yield f"training the draft pays if it raises the acceptance length by {raised}"
-    yield ""
-    yield f"{'the step speed-up depends on':30}{'range':>22}{'speed-up':>18}"
-    for swing in details.swings:
-        limits = ranges[swing.name]
-        between = f"{limits.low:.4g} .. {limits.high:.4g}"
-        yield f"  {swing.name:28}{between:>22}{f'{swing.low:.2f} .. {swing.high:.2f}':>18}  {limits.reason}"
 
 
 def sweep_table(rows: Sequence[EstimatedAnswer]) -> Iterator[str]:
@@ -115,6 +134,7 @@ def as_json(
     return {
         "options": asdict(args),
         "level": LEVEL,
+        "held_out": [*coverage_lines(rows)],
         "ranges": {name: each._asdict() for name, each in ranges.items()},
         "answers": [
             {"changes": row.changes, "refused": row.refused, "depends_most_on": row.driver}

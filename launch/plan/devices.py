@@ -99,6 +99,11 @@ def planned_devices(plan: PlanConfig, count: int) -> list[Any]:
     return _cpu_devices(count) if plan.gpu == "cpu" else absent_gpus(plan.gpu, count, plan.per_host)
 
 
+def devices_of_a_host(plan: PlanConfig, count: int) -> int:
+    """Return the devices of a host, of a mesh of `count`; CPU devices are all of one machine."""
+    return count if plan.gpu == "cpu" else min(count, plan.per_host or HARDWARE[plan.gpu].per_host)
+
+
 def mesh_over(devices: Sequence[Any], config: MeshConfig) -> Mesh:
     """Return a mesh over these devices, which may be absent."""
     axes = (AxisType.Auto,) * len(AXES)

@@ -4,6 +4,14 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
+# Products of each query with each key that a call of cuDNN computes: scores and outputs, and for the gradients scores
+# again and one for each of queries, keys, values and weights.
+ATTENTION = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}
+# jax's number of the layout [B, N, T, H]; the other is [B, T, N, H].
+BY_HEAD = 1
+# jax's numbers of the masks by which a token sees only earlier ones, half of a row on average.
+CAUSAL = (2, 3)
+
 
 class Flops(NamedTuple):
     """Operations over all devices: the ones that run a known number of times, and one turn of the largest loop.
@@ -19,7 +27,7 @@ class Flops(NamedTuple):
 def flops(jaxpr: Any) -> Flops:
     """Count 2 m n k for each product of [m, k] and [k, n] in a jaxpr and in all functions that it calls.
 
-    A grouped product counts as if every row belonged to a group.
+    A grouped product counts as if every row belonged to a group, and attention as if every cache were full.
     """
     fixed = turn = 0.0
     for eqn in jaxpr.eqns:
@@ -30,6 +38,8 @@ def flops(jaxpr: Any) -> Flops:
             fixed += 2.0 * prod(eqn.outvars[0].aval.shape) * prod(lhs_shape[axis] for axis in contracted)
         elif name == "ragged_dot_general":
             fixed += 2.0 * prod(eqn.invars[0].aval.shape) * eqn.outvars[0].aval.shape[-1]
+        elif name in ATTENTION:
+            fixed += ATTENTION[name] * _of_attention(eqn)
         elif name == "cond":
             branch = max(inner, key=sum)
             fixed, turn = fixed + branch.fixed, max(turn, branch.turn)
@@ -45,6 +55,19 @@ def flops(jaxpr: Any) -> Flops:
             scale = times if name == "shard_map" else 1
             turn = max(turn, *(scale * part.turn for part in inner))
     return Flops(fixed, turn)
+
+
+def _of_attention(eqn: Any) -> float:
+    """Return 2 m n k of the product of queries and keys in a call of cuDNN."""
+    query, key = (x.aval.shape for x in eqn.invars[:2])
+    keys_axis = 2 if eqn.params["layout"] == BY_HEAD else 1
+    keys, mask = key[keys_axis], eqn.params["mask_type"]
+    window = eqn.params["sliding_window_length"]
+    if window:
+        keys = min(keys, window)
+    elif getattr(mask, "value", mask) in CAUSAL:
+        keys /= 2
+    return 2.0 * prod(query) * keys
 
 
 def _times(name: str, params: dict[str, Any]) -> int:

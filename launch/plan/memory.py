@@ -1,5 +1,6 @@
 """Memory per device while each program of a step runs, by component."""
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -47,7 +48,9 @@ def known_components(name: str, experiment: Experiment, state: TrainState) -> Co
     before, params = held(name, experiment, state), state.params
     if name == "update":
         trained = params.policy if experiment.config.draft_training.mode == "frozen" else (params.policy, params.draft)
-        return before | {"gradients": bytes_per_device(trained)}
+        # One is the sum over microbatches. The other is a microbatch's, and after the last one what is clipped.
+        size = bytes_per_device(trained)
+        return before | {"gradients": size, "second copy of the gradients": size}
     if experiment.rollout_mesh is experiment.mesh:
         copy = abstract_copy(experiment)
         before |= {"copy for the rollout": _copied(params, copy)}
@@ -86,6 +89,16 @@ def resident(state: TrainState) -> Components:
         "reference policy": bytes_per_device(state.reference),
         "lookup and replay": bytes_per_device((params.memory, state.drafting, state.adaptation)),
     }
+
+
+def checkpoint_copy(state: TrainState, devices: int) -> int:
+    """Return the bytes of a host with so many devices that hold the state while it is written in the background.
+
+    Every distinct part of an array is there once. The frozen weights of adapters are not in a checkpoint.
+    """
+    saved = replace(state, params=replace(state.params, base=()))
+    parts = ((min(devices * math.prod(shard_shape(x)), x.size), x.dtype.itemsize) for x in jax.tree.leaves(saved))
+    return sum(size * itemsize for size, itemsize in parts)
 
 
 def _copied(params: Params, copy: Params) -> int:

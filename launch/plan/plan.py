@@ -10,8 +10,9 @@ from launch.cli.console import console
 from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.paths import write_results
 from launch.plan.alternatives import alternatives
-from launch.plan.devices import planned
+from launch.plan.devices import devices_of_a_host, planned
 from launch.plan.estimate import MeshEstimate
+from launch.plan.memory import checkpoint_copy
 from launch.plan.meshes import enough_gpus, mesh_options, mesh_table, rank_meshes
 from launch.plan.options import PlanArgs, PlanConfig
 from launch.plan.overlap import estimate_overlap, overlap_json, overlap_table
@@ -22,6 +23,7 @@ from launch.plan.report import (
     as_json,
     describe,
     gib,
+    host_line,
     memory_table,
     round_table,
     traffic_table,
@@ -29,6 +31,7 @@ from launch.plan.report import (
 )
 from launch.plan.rounds import round_times
 from launch.setup.experiment import Experiment, abstract_experiment
+from launch.setup.state import abstract_state
 from launch.timing import provenance
 from specjax.cost import HARDWARE
 from specjax.parallel.mesh import describe_mesh
@@ -57,7 +60,9 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
     config, meshes = experiment.config, (experiment.mesh, experiment.rollout_mesh)
     times = [] if args.plan.gpu == "cpu" else round_times(experiment, HARDWARE[args.plan.gpu])
     memory = memory_table(programs, capacity, separate=lag is not None)
-    tables = [*memory, "", *traffic_table(programs), "", *work(programs, *meshes)]
+    host = devices_of_a_host(args.plan, experiment.mesh.size)
+    copied = checkpoint_copy(abstract_state(experiment), host)
+    tables = [*memory, host_line(copied, host), "", *traffic_table(programs), "", *work(programs, *meshes)]
     console.print("\n".join([*tables, "", *round_table(times)] if times else tables))
     overlap = None if lag is None else estimate_overlap(experiment, args.plan)
     if overlap is not None:
@@ -72,7 +77,7 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
             tried += compare(config, recipe_plan, name, program.total, experts)
     if estimates:
         console.print(f"\nmesh: {mesh_options(config, recipe)}")
-    results = as_json(config, args.plan, programs, times, tried, estimates)
+    results = as_json(config, args.plan, programs, times, tried, estimates, copied)
     if overlap is not None:
         results["asynchronous"] = overlap_json(*overlap)
     write_results(args.json, provenance("launch.plan") | results)

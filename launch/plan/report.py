@@ -80,6 +80,14 @@ def memory_table(
         yield _verdict(max(each.total for each in programs.values()), capacity)
 
 
+def host_line(size: int, devices: int) -> str:
+    """Return the line of host memory. size: bytes of a host with so many devices."""
+    return (
+        f"host memory: {gib(size)} GiB on a host of {devices} devices while a checkpoint is written, a copy of the "
+        "training state; Python, data and the compiler need more"
+    )
+
+
 def _verdict(largest: int, capacity: int) -> str:
     """Return whether a program of so many bytes fits."""
     if largest > USABLE * capacity:
@@ -123,6 +131,7 @@ def as_json(
     times: Sequence[RoundTimes],
     tried: Sequence[Alternative],
     estimates: Sequence[MeshEstimate],
+    checkpoint_copy: int,
 ) -> dict[str, Any]:
     """Return the plan as JSON: sizes in bytes, times in seconds."""
     return {
@@ -130,6 +139,7 @@ def as_json(
         "gpu": plan.gpu,
         "mesh": vars(config.mesh),
         "memory_of_a_device": None if plan.gpu == "cpu" else HARDWARE[plan.gpu].memory,
+        "host_memory": checkpoint_copy,
         "programs": {
             name: {
                 "memory": each.memory,

@@ -1,8 +1,7 @@
 """Engine profiles: what an inference engine adds to the roofline of a round.
 
 A roofline explains rounds of large models. It does not explain those that arXiv 2604.26779 measured for an 8B model:
-see docs/cost_model.md. Constants of vLLM were fitted with a prototype of this cost model, not
-with it.
+see docs/cost_model.md.
 """
 
 from dataclasses import dataclass
@@ -23,12 +22,9 @@ class EngineProfile:
         layer:      Latency of each layer of a forward, beside its roofline.
         host:       Host seconds of a round.
         draft_pass: Seconds of each draft pass beside its roofline.
-        overlapped: Host and draft passes run while the device works, so that the longer of both counts and not the sum.
         attention:  Points (query rows, factor) of a line by which attention is slower than its roofline. Query rows:
                     tokens in one verification of a row, times query heads per key-value head. Constant beyond the ends;
                     () for a factor of 1.
-        captured:   Tokens of the largest verification that a captured graph covers; None for all.
-        eager:      Seconds that a larger verification takes beside its roofline.
     """
 
     name: str
@@ -36,10 +32,7 @@ class EngineProfile:
     layer: float = LAYER
     host: float = 0.0
     draft_pass: float = 0.0
-    overlapped: bool = False
     attention: tuple[tuple[float, float], ...] = ()
-    captured: int | None = None
-    eager: float = 0.0
 
     def attention_factor(self, query_rows: int) -> float:
         """Return how much slower attention is than its roofline."""
@@ -53,29 +46,13 @@ _TILES = "its attention kernel takes tiles of 16 query rows up to 16, of 64 abov
 
 ENGINES = {
     "specjax": EngineProfile("specjax", "one program, no host between rounds; layer: assumed"),
-    "vllm-2025": EngineProfile(
-        "vllm-2025",
-        "fitted by a prototype of the model to vLLM#20780, Llama-3.1-8B on an H100, 1 row, k = 2 .. 7",
-        layer=24e-6,
-        host=1.04e-3,
-        draft_pass=0.95e-3,
-    ),
     "vllm-0.17": EngineProfile(
         "vllm-0.17",
-        "fitted by a prototype of the model to RL-Zero at k = 3 and 5 of arXiv 2604.26779, on GB200; "
+        "draft pass and attention fitted to RL-Zero at k = 3 and 5 of arXiv 2604.26779, on GB200; "
         f"attention: a guess, {_TILES}",
         host=0.3e-3,
-        draft_pass=0.86e-3,
-        attention=((16.0, 1.0), (64.0, 32.2)),
-    ),
-    "vllm-0.17-eager": EngineProfile(
-        "vllm-0.17-eager",
-        "middle of a prototype's fits to the same rounds; a rival guess: verifications beyond 512 tokens leave the "
-        "captured graphs",
-        host=0.3e-3,
-        draft_pass=1.3e-3,
-        captured=512,
-        eager=35e-3,
+        draft_pass=0.92e-3,
+        attention=((16.0, 1.0), (64.0, 35.9)),
     ),
 }
 

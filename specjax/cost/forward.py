@@ -53,7 +53,7 @@ class Forward:
         exchange:       To send activations between devices, per token.
         experts:        The mixture; None: only dense layers.
         query_group:    Query heads per key-value head.
-        overlapped:     Reading and computing overlap: the longer of both counts, not the sum.
+        overlap:        Share of the shorter of reading and computing that the longer hides. 0: their sum counts.
     """
 
     fixed: float = 0.0
@@ -69,7 +69,7 @@ class Forward:
     exchange: float = 0.0
     experts: ExpertCounts | None = None
     query_group: int = 1
-    overlapped: bool = False
+    overlap: float = 0.0
 
     def parts(
         self,
@@ -107,4 +107,4 @@ class Forward:
         return sum(self.parts(rows, positions, queries, outputs).values(), 0.0)
 
     def _both(self, reading: Amount, computing: Amount) -> Amount:
-        return np.maximum(reading, computing) if self.overlapped else reading + computing
+        return reading + computing - self.overlap * np.minimum(reading, computing)

@@ -36,7 +36,7 @@ class Hardware:
         network:    Bytes per second that a device sends to those beyond.
         per_host:   Devices of a host, as it is sold.
         domain:     Devices that links join.
-        overlapped: Whether it reads memory while it computes, so that the longer of both counts and not their sum.
+        overlapped: Whether it reads memory while it computes, so that a part of the shorter costs no time.
         sources:    Source of each figure, by field. Where two sources differ, the second is named too.
         chip:       For compiling; None where `launch.plan` cannot.
     """

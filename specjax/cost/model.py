@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, fields
 
-import numpy as np
-
 from specjax.cost.engines import ENGINES, EngineProfile
 from specjax.cost.forward import Amount, Forward
 
@@ -37,33 +35,23 @@ class CostModel:
             draft_length: Tokens drafted for each row.
         """
         k, engine = draft_length, self.engine
-        seconds = self._verification(rows, positions, k)
+        factor = engine.attention_factor((k + 1) * self.policy.query_group)
+        seconds = self.policy.parts(rows, positions, k + 1, attention_factor=factor)
         seconds["draft"] = self.drafting(rows, positions, k)
-        overhead = engine.host + k * engine.draft_pass
-        if engine.overlapped:
-            overhead = np.maximum(overhead - sum(seconds.values(), 0.0), 0.0)
-        beyond = False if engine.captured is None else rows * (k + 1) > engine.captured
-        seconds["engine"] = overhead + engine.eager * beyond
+        seconds["engine"] = engine.host + k * engine.draft_pass
         return seconds
 
     def seconds(self, rows: Amount, positions: Amount, draft_length: int) -> Amount:
         """Return the seconds of a round. See `parts`."""
         return sum(self.parts(rows, positions, draft_length).values(), 0.0)
 
-    def verification(self, rows: Amount, positions: Amount, draft_length: int) -> Amount:
-        """Return the seconds of the policy's forward in a round."""
-        return sum(self._verification(rows, positions, draft_length).values(), 0.0)
-
-    def _verification(self, rows: Amount, positions: Amount, draft_length: int) -> dict[str, Amount]:
-        factor = self.engine.attention_factor((draft_length + 1) * self.policy.query_group)
-        return self.policy.parts(rows, positions, draft_length + 1, attention_factor=factor)
-
     def constants(self) -> dict[str, float]:
         """Return the constants that are not 0, in seconds, as `policy.fixed`."""
         constants = {}
         for name in ("policy", "first", "later"):
             forward = getattr(self, name)
-            values = {f"{name}.{field.name}": getattr(forward, field.name) for field in fields(forward)}
+            times = (field.name for field in fields(forward) if field.name != "overlap")
+            values = {f"{name}.{time}": getattr(forward, time) for time in times}
             constants |= {key: value for key, value in values.items() if isinstance(value, float) and value}
         return constants
 

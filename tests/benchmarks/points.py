@@ -1,5 +1,9 @@
 """A small point to simulate, and readers of options and answers, for tests."""
 
+from collections.abc import Sequence
+
+import pytest
+
 from benchmarks.simulation.answer import Arm, answer, resolve_pair, run
 from benchmarks.simulation.machine import Evidence
 from benchmarks.simulation.options import SimulateArgs, with_run
@@ -25,3 +29,16 @@ def run_plain(point: Point, evidence: Evidence = NONE) -> Arm:
 
 def run_drafted(point: Point, evidence: Evidence = NONE) -> Arm:
     return run(resolve_pair(point, evidence)[1], evidence)
+
+
+def check_table(lines: Sequence[str]) -> None:
+    """Verify what a command prints of a step: values lie in their intervals, and parts add up to the step."""
+    rows = {line[:24].strip(): line[24:].replace("[", "").replace("]", "").replace(",", "").split() for line in lines}
+    for name in ("generation, s", "step, s"):
+        values = [float(word) for word in rows[name]]
+        for value, low, high in zip(*[iter(values)] * 3, strict=True):
+            assert low <= value <= high
+    parts = ("exposed generation", "log-probs", "training", "training the draft", "moving weights", "other")
+    for arm, column in ((0, 0), (1, 3)):
+        total = float(rows["step, s"][column])
+        assert sum(float(rows[part][arm]) for part in parts) == pytest.approx(total, rel=0.01)

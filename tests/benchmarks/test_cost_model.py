@@ -30,12 +30,12 @@ def test_sheets_against_rounds_of_an_h100():
     for context, rows, ms in re.findall(r"measured: context (\d+), batch (\d+), ms a round ([\d.]+)", text):
         modelled = 1e3 * float(model.seconds(int(rows), int(rows) * int(context), 0))
         errors[int(context), int(rows)] = modelled / float(ms) - 1
-    assert {cell for cell, error in errors.items() if abs(error) > 0.18} == {(8192, 1)}
-    assert errors[8192, 1] == pytest.approx(-0.41, abs=0.01)
+    assert {cell for cell, error in errors.items() if abs(error) > 0.08} == {(8192, 1)}
+    assert errors[8192, 1] == pytest.approx(-0.40, abs=0.01)
     section = text.partition("cost of drafting")[2].partition("costs in plain rounds")[0]
     table = [line.split() for line in section.splitlines() if line.strip()[:4] == "1024"]
     rounds = {(int(rows), int(k)): float(re.findall(r"([\d.]+) \[", " ".join(rest))[2]) for _, rows, k, *rest in table}
     assert len(errors) == 5 and len(rounds) == 8
     for (rows, k), cost in rounds.items():
         plain, drafting = (float(model.seconds(rows, rows * 1024, length)) for length in (0, k))
-        assert drafting / plain == pytest.approx(cost, rel=0.03 if rows == 1 else 0.18)
+        assert drafting / plain == pytest.approx(cost, rel=0.03 if rows == 1 else 0.105)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -19,7 +20,7 @@ from launch.plan.__main__ import main
 from launch.plan.alternatives import alternatives
 from launch.plan.estimate import MeshEstimate, estimate
 from launch.plan.flops import Flops, flops
-from launch.plan.memory import TEMPORARIES, Components, known_components
+from launch.plan.memory import TEMPORARIES, Components, checkpoint_copy, known_components
 from launch.plan.meshes import sensible_meshes, with_mesh
 from launch.plan.options import PlanArgs, PlanConfig
 from launch.plan.programs import Plan, Planned, ProgramName, compile_by_any
@@ -34,6 +35,7 @@ from specjax.cost import HARDWARE
 from specjax.parallel.memory import bytes_per_device
 from specjax.parallel.mesh import MeshConfig, disjoint_mesh, make_mesh
 from specjax.testing.hlo import Program, collectives
+from tests.documents import ROOT, blocks
 from tests.launch.programs import FEW, SMALLEST, Refusal, argv, changes, finish, start
 from tests.refusals import assert_refused
 
@@ -72,7 +74,7 @@ def test_a_plan():
     assert any("fsdp" in kind.axes for kind in update.count)
     # A round verifies 5 tokens in each of 8 rows, with a policy of over 4,000 parameters.
     assert found["generate"].flops.turn > 2 * 4_000 * 5 * 8
-    written = json.loads(json.dumps(as_json(config, PlanConfig(gpu="cpu"), found, [], [], [])))
+    written = json.loads(json.dumps(as_json(config, PlanConfig(gpu="cpu"), found, [], [], [], 1)))
     assert written["programs"].keys() == found.keys()
 
 
@@ -132,8 +134,46 @@ def test_the_base_of_adapters_is_held_once_and_sent_before_the_first_step(config
     else:
         assert held["copy for the rollout"] == sent
         assert (held["frozen weights"], held["adapters"]) == (2 * (base + scales), 4 * adapters)
-    gradients = known_components("update", adapted, state)["gradients"]
-    assert gradients == bytes_per_device((params.policy, params.draft))
+    update, size = known_components("update", adapted, state), bytes_per_device((params.policy, params.draft))
+    assert update["gradients"] == update["second copy of the gradients"] == size
+    # A checkpoint has no base. A host of two devices has both parts of what `fsdp` divides, and the rest once.
+    assert sum(x.size for x in jax.tree.leaves(state.params.base)) == base
+    trained = replace(state, params=replace(params, base=()))
+    whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(trained))
+    assert checkpoint_copy(state, 2) == whole and checkpoint_copy(state, 1) == bytes_per_device(trained)
+
+
+def test_the_example_of_the_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Of the update, what follows from shapes is computed; totals of both programs are those that were recorded."""
+    text = (ROOT / "docs" / "plan.md").read_text()
+    words, shown = blocks(text, "bash")[0].split()[3:], blocks(text)[0].splitlines()
+    recorded = read_json(ROOT / "benchmarks" / "results" / "plans" / "qwen3_8b_rl_zero_8xh100.json")["programs"]
+
+    def compile_one(config: RunConfig, plan: PlanConfig, name: ProgramName) -> Planned:
+        before = recorded[name]["memory"]
+        known = {part: size for part, size in before.items() if part != TEMPORARIES}
+        if name == "update":
+            assert known.items() < (known := known_components(name, built[0], abstract_state(built[0]))).items()
+        temporaries = sum(before.values()) - sum(known.values())
+        nothing = Collectives(Traffic(), Traffic(), Traffic())
+        return Planned(known | {TEMPORARIES: temporaries}, nothing, Flops(1.0, 1.0), 1.0, {})
+
+    built = list[Experiment]()
+    monkeypatch.chdir(ROOT)
+    module = launch.plan.plan
+    monkeypatch.setattr(
+        module, "abstract_experiment", lambda *args: built.append(abstract_experiment(*args)) or built[-1]
+    )
+    monkeypatch.setattr(devices, "absent_gpus", lambda name, count, per_host: jax.devices()[:count])
+    monkeypatch.setattr(launch.plan.plan, "plan_program", compile_one)
+    assert main(words) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert set(shown) <= set(said)
+    table = {line[2:36].strip(): line[36:] for line in shown if line.startswith("  ")}
+    parts = [name for name in table if name not in ("total", "of the device")]
+    for column in (slice(0, 10), slice(10, 20)):
+        sizes = [float(table[name][column]) for name in parts if table[name][column].strip()]
+        assert sum(sizes) == pytest.approx(float(table["total"][column]), abs=0.05 * len(sizes))
 
 
 def experiment_of(config: RunConfig) -> Experiment:

@@ -1,14 +1,20 @@
 """Operations that launch.plan counts in a traced program, and collectives in a compiled one."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
+import pytest
+from jax._src.cudnn import fused_attention_stablehlo as private
 from jax.sharding import PartitionSpec as P
 
 from launch.plan.flops import flops
 from launch.plan.traffic import collectives_of
 from specjax import kernels
+from specjax.kernels import cudnn
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.testing.hlo import Program
+from specjax.types import LayerCache
 
 
 def test_operations_are_counted_through_loops_branches_and_shards():
@@ -28,6 +34,28 @@ def test_operations_are_counted_through_loops_branches_and_shards():
         return jax.lax.while_loop(lambda x: x[0, 0] < 9, lambda x: inner(x @ w @ w), x)
 
     assert flops(jax.make_jaxpr(run)(x, w).jaxpr) == (8 * product, product)
+
+
+def test_attention_by_cudnn_counts_every_position_of_a_cache_and_half_of_a_causal_row(monkeypatch: pytest.MonkeyPatch):
+    """8 query heads share 2 of keys. A gradient takes 5 products for 2, and tokens of a round see one another."""
+    monkeypatch.setattr(private, "check_cudnn_version", lambda: 91_000)
+    monkeypatch.setattr(private, "check_compute_capability", lambda capability: True)
+    rows, tokens, positions, size = 2, 4, 2048, 64
+    q, new = (jnp.ones((rows, tokens, heads, size), jnp.bfloat16) for heads in (8, 2))
+    cache = LayerCache(*(jnp.ones((rows, 2, positions, size), jnp.bfloat16),) * 2)
+    start = jnp.full(rows, 9)
+
+    def count(function: Callable[..., jax.Array], *args: jax.Array) -> float:
+        return flops(jax.make_jaxpr(function)(*args).jaxpr).fixed
+
+    by_position = 2 * 2 * rows * 8 * size  # of a query token, with a key and with a value
+    found = count(lambda q: cudnn.in_two_parts(cudnn.over_cache, q, cache, start), q)
+    assert found == by_position * tokens * (positions + tokens)
+    q, new = (jnp.ones((rows, 128, heads, size), jnp.bfloat16) for heads in (8, 2))
+    forward = count(lambda q: cudnn.attend_rows(q, new, new), q)
+    assert forward == by_position * 128 * 128 / 2
+    both = count(jax.grad(lambda q: cudnn.attend_rows(q, new, new).sum().astype(jnp.float32)), q)
+    assert both == 3.5 * forward
 
 
 COMPILED = """
