@@ -111,7 +111,16 @@ class Attention(nn.Module):
 
     config: LayerConfig
 
-    @nn.compact
+    def setup(self) -> None:
+        c = self.config
+        shape, axes = (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", None)
+        self.q = Projection(c, (c.num_heads, c.head_dim), ("embed", "heads", None), bias=c.qkv_bias)
+        self.k = Projection(c, shape, axes, bias=c.qkv_bias)
+        self.v = Projection(c, shape, axes, bias=c.qkv_bias)
+        if c.qk_norm:
+            self.q_norm, self.k_norm = RMSNorm(c), RMSNorm(c)
+        self.o = Projection(c, c.hidden_size, ("heads", None, "embed"), contract=2)
+
     def __call__(
         self,
         x: Float[Array, "B T D"],
@@ -120,19 +129,16 @@ class Attention(nn.Module):
         turn: Rotation,
         returned_at: Int[Array, "B N"] | None = None,
     ) -> tuple[Float[Array, "B N H"], LayerCache | None]:
-        c = self.config
         queried, query_turn, mask, start, at = x, turn, view.mask, view.write if view.prefix else None, view.at
         if returned_at is not None:
             queried, query_turn, at = kv.tokens_at(x, returned_at), turn.at(returned_at), returned_at
             if mask is not None:
                 mask, start = kv.tokens_at(mask, returned_at), None
-        shape, axes = (c.num_kv_heads, c.head_dim), ("embed", "kv_heads", None)
-        q = Projection(c, (c.num_heads, c.head_dim), ("embed", "heads", None), bias=c.qkv_bias, name="q")(queried)
-        k = Projection(c, shape, axes, bias=c.qkv_bias, name="k")(x)
-        v = Projection(c, shape, axes, bias=c.qkv_bias, name="v")(x)
-        if c.qk_norm:
-            q, k = RMSNorm(c, name="q_norm")(q), RMSNorm(c, name="k_norm")(k)
-        q, k = rope(q, query_turn), rope(k, turn)
+        q = self.q(queried)
+        if self.config.qk_norm:
+            q = self.q_norm(q)
+        q = rope(q, query_turn)
+        k, v = self._keys_values(x, turn)
         if cache is not None and view.write is not None:
             cache = kv.write(cache, k, v, view.write)
         if not view.rows:
@@ -144,8 +150,17 @@ class Attention(nn.Module):
             y = attend_pass(q, cache, view)
         else:
             y = kernels.attend_rows(q, k, v, window=view.window, at=at)
-        out = Projection(c, c.hidden_size, ("heads", None, "embed"), contract=2, name="o")
-        return constrain(out(y), "batch", None, None), cache
+        return constrain(self.o(y), "batch", None, None), cache
+
+    def write(
+        self, x: Float[Array, "B T D"], cache: LayerCache, start: Int[Array, "B"], turn: Rotation
+    ) -> LayerCache:
+        """Return the cache with the keys and values of x at start, .. of each row."""
+        return kv.write(cache, *self._keys_values(x, turn), start)
+
+    def _keys_values(self, x: Float[Array, "B T D"], turn: Rotation) -> tuple[Array, Array]:
+        k = self.k(x)
+        return rope(self.k_norm(k) if self.config.qk_norm else k, turn), self.v(x)
 
 
 def rotation_of(config: LayerConfig, positions: Int[Array, "B T"]) -> Rotation:

@@ -72,6 +72,26 @@ class HeadState(NamedTuple):
     waiting: Int[Array, "B"]
 
 
+def restart_missed(state: HeadState, visible: Int[Array, "B"]) -> HeadState:
+    """Return the state in which rows that missed features begin again at `visible`, their next position."""
+    missed = state.length + state.waiting != visible
+    return state._replace(
+        visible_from=jnp.where(missed, visible, state.visible_from),
+        length=jnp.where(missed, visible, state.length),
+        waiting=jnp.where(missed, 0, state.waiting),
+    )
+
+
+def wait_for(state: HeadState, features: Array, tokens: Array, emitted: Int[Array, "B"]) -> HeadState:
+    """Return the state in which the features and tokens of a verification wait to be cached."""
+    missing = state.tokens.shape[1] - tokens.shape[1]
+    return state._replace(
+        features=jnp.pad(features, ((0, 0), (0, missing), (0, 0))),
+        tokens=jnp.pad(tokens, ((0, 0), (0, missing))),
+        waiting=emitted,
+    )
+
+
 @dataclass(frozen=True)
 class HeadDrafter(Drafter):
     """Drafts with a head on the policy.
@@ -130,12 +150,7 @@ class HeadDrafter(Drafter):
         )
 
     def catch_up(self, state: HeadState, visible: Array, tokens: Array, emitted: Array) -> HeadState:
-        missed = state.length + state.waiting != visible
-        return state._replace(
-            visible_from=jnp.where(missed, visible, state.visible_from),
-            length=jnp.where(missed, visible, state.length),
-            waiting=jnp.where(missed, 0, state.waiting),
-        )
+        return restart_missed(state, visible)
 
     def propose(
         self, params: Params, state: HeadState, gumbel: Float[Array, "B K V"], law: SamplingLaw
@@ -166,12 +181,7 @@ class HeadDrafter(Drafter):
         return proposal, state._replace(cache=cache, length=length, waiting=jnp.zeros_like(state.waiting))
 
     def observe(self, state: HeadState, features: Array, tokens: Array, emitted: Array) -> HeadState:
-        missing = state.tokens.shape[1] - tokens.shape[1]
-        return state._replace(
-            features=jnp.pad(features, ((0, 0), (0, missing), (0, 0))),
-            tokens=jnp.pad(tokens, ((0, 0), (0, missing))),
-            waiting=emitted,
-        )
+        return wait_for(state, features, tokens, emitted)
 
     def loss(
         self,

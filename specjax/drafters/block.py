@@ -1,0 +1,200 @@
+"""Draft all tokens of a round in one forward, as DFlash (arXiv 2602.06036) and DSpark (arXiv 2607.05147) do.
+
+The draft reads the policy's features of the positions before the anchor, the last committed token, and drafts the
+tokens after it. Its cache holds true features only: nothing is repaired after a rejection.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from specjax.cache import resize, tokens_at
+from specjax.chunks import by_position
+from specjax.drafters.base import Anchors, Drafter, DraftLoss, Flag, Proposal, at_anchors, start_if
+from specjax.drafters.distillation import Objective, PassDecay, acceptance, divergence
+from specjax.drafters.head import HeadState, restart_missed, wait_for
+from specjax.log_probs import laws
+from specjax.options import check_options
+from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
+from specjax.types import Cache, EightBit, Params, PolicyOutput, Prompts
+
+# Slots of each row that the loss computes at a time.
+LOSS_SLOTS = 512
+
+
+@dataclass(frozen=True)
+class BlockHead:
+    """A block draft, as functions of the parameters of both networks. A row has A anchors, each with K drafted tokens.
+
+    Attributes:
+        features:   PolicyOutput -> features [B, T, F].
+        write:      (params, features [B, T, F], cache, start [B]) -> cache with the features of positions start, ..
+        block:      (params, tokens [B, A], place [B, A], K, cache, visible_from [B], start [B]) -> (states [B, A, K, D]
+                    for `unembed`, cache). Drafts after the tokens at `place`, each from the cached positions
+                    visible_from .. place - 1. The slots are written to the cache from `start` on.
+        unembed:    (params, states [B, N, D]) -> logits [B, N, V].
+        follow:     (params, tokens [..]) -> what the logits of the next drafted token gain by these, [.., V]; None.
+        init_cache: (rows, length) -> Cache.
+        size:       Largest K.
+        slots:      Positions that a block of `size` writes.
+        eight_bit:  Format of its kernels in the rollout's copy (specjax.quantization); None: the compute dtype.
+    """
+
+    features: Callable[[PolicyOutput], Array]
+    write: Callable[[Params, Array, Cache, Array], Cache]
+    block: Callable[[Params, Array, Array, int, Cache, Array, Array], tuple[Array, Cache]]
+    unembed: Callable[[Params, Array], Array]
+    follow: Callable[[Params, Array], Array] | None
+    init_cache: Callable[[int, int], Cache]
+    size: int
+    slots: int
+    eight_bit: EightBit | None = None
+
+
+@dataclass(frozen=True)
+class BlockDrafter(Drafter):
+    """Drafts with a block draft. Its state is that of a head, `HeadState`.
+
+    Attributes:
+        head:       The draft's functions.
+        vocab_size: V of the policy.
+        decay:      Weight of each drafted position in the loss, relative to the one before, in (0, 1].
+        objective:  Loss of each position (specjax.drafters.distillation).
+    """
+
+    head: BlockHead
+    vocab_size: int
+    decay: PassDecay = 0.8
+    objective: Objective = "cross_entropy"
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def reads_logits(self) -> bool:
+        return False
+
+    @property
+    def eight_bit(self) -> EightBit | None:
+        return self.head.eight_bit
+
+    def features(self, output: PolicyOutput) -> Array:
+        return self.head.features(output)
+
+    def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True) -> HeadState:
+        return start_if(drafting, partial(self._start, params, prompts, features, width))
+
+    def _start(self, params: Params, prompts: Prompts, features: Array, width: int) -> HeadState:
+        rows = len(prompts.lengths)
+        zeros = jnp.zeros(rows, jnp.int32)
+        cache = self.head.write(params, features, self.head.init_cache(rows, prompts.tokens.shape[1]), zeros)
+        return HeadState(
+            # A round writes `width` features, and after the committed ones at most as many slots.
+            cache=resize(cache, 2 * width),
+            visible_from=zeros,
+            # The feature of the last position comes with the first sampled token.
+            length=prompts.lengths - 1,
+            features=jnp.zeros((rows, width, features.shape[-1]), features.dtype),
+            tokens=jnp.zeros((rows, width), jnp.int32),
+            waiting=zeros,
+        )
+
+    def catch_up(self, state: HeadState, visible: Array, tokens: Array, emitted: Array) -> HeadState:
+        return restart_missed(state, visible)
+
+    def propose(
+        self, params: Params, state: HeadState, gumbel: Float[Array, "B K V"], law: SamplingLaw
+    ) -> tuple[Proposal, HeadState]:
+        """Draft K tokens in one forward, after caching the features of the last verification.
+
+        Raises ValueError if K is above the size of the block.
+        """
+        head, count = self.head, gumbel.shape[1]
+        if count > head.size:
+            raise ValueError(f"draft_length = {count}: must be at most {head.size}, the size of the draft's block")
+        cache = head.write(params, state.features, state.cache, state.length)
+        length = state.length + state.waiting
+        anchor = tokens_at(state.tokens, jnp.maximum(state.waiting - 1, 0)[:, None])
+        states, cache = head.block(params, anchor, length[:, None], count, cache, state.visible_from, length)
+        logits = head.unembed(params, states[:, 0])
+        if head.follow is None:
+            log_q = process_logits(logits, law)
+            tokens = sample(log_q, gumbel)
+        else:
+            token, chosen, log_q = anchor[:, 0], [], []
+            for i in range(count):
+                log_q.append(process_logits(logits[:, i] + head.follow(params, token), law))
+                token = sample(log_q[-1], gumbel[:, i])
+                chosen.append(token)
+            tokens, log_q = jnp.stack(chosen, 1), jnp.stack(log_q, 1)
+        # A row that `catch_up` has just restarted has no feature to draft from.
+        drafted = jnp.where(state.waiting > 0, count, 0)
+        proposal = Proposal(tokens, log_q, drafted, predicted=state.visible_from == 0)
+        return proposal, state._replace(cache=cache, length=length, waiting=jnp.zeros_like(state.waiting))
+
+    def observe(self, state: HeadState, features: Array, tokens: Array, emitted: Array) -> HeadState:
+        return wait_for(state, features, tokens, emitted)
+
+    def loss(
+        self,
+        params: Params,
+        tokens: Array,
+        output: PolicyOutput,
+        mask: Array,
+        law: SamplingLaw,
+        anchors: Anchors | None = None,
+    ) -> DraftLoss:
+        """Return the weighted mean over the drafted positions, and the overlap of the first."""
+        chosen = anchors or _everywhere(tokens)
+        losses, overlaps = self._positions(params, tokens, output, mask, law, chosen)
+        weight = self.decay ** jnp.arange(self.head.size, dtype=jnp.float32)
+        each = jnp.sum(losses * weight[None, None], axis=-1) / jnp.sum(weight)
+        return DraftLoss(jnp.sum(each * chosen.weight), at_anchors(chosen, overlaps[..., 0], tokens.shape[1]))
+
+    def overlaps(
+        self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw
+    ) -> Float[Array, "K B T"]:
+        """Return the expected acceptance of each token at position 1, 2, .. of a draft, given the tokens before it."""
+        length = tokens.shape[1]
+        _, overlaps = self._positions(params, tokens, output, mask, law, _everywhere(tokens))
+        return jnp.stack([jnp.pad(overlaps[..., i], ((0, 0), (2 + i, 0)))[:, :length] for i in range(self.head.size)])
+
+    def _positions(
+        self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw, anchors: Anchors
+    ) -> tuple[Float[Array, "B N K"], Float[Array, "B N K"]]:
+        """Return divergence and overlap of each drafted position; 0 from the first token that does not count.
+
+        The block of the token at `place` begins after the token before it. Blocks are computed some at a time, so that
+        memory grows with the length of a row. Each drafted token is conditioned on the true tokens before it.
+        """
+        head, rows, length = self.head, len(tokens), tokens.shape[1]
+        target, law_of, chunk = laws(params.policy, output, law)
+        context = head.write(params, self.features(output), head.init_cache(rows, length), jnp.zeros(rows, jnp.int32))
+        first, end = jnp.zeros(rows, jnp.int32), jnp.full(rows, length, jnp.int32)
+        ahead = jnp.arange(head.size)[None, None]
+
+        def block(place: Array) -> tuple[Array, Array]:
+            count = place.shape[1]
+            cache = resize(context, count * head.slots)
+            anchor = tokens_at(tokens, place - 1)
+            states, _ = head.block(params, anchor, place - 1, head.size, cache, first, end)
+            logits = head.unembed(params, states.reshape(rows, -1, states.shape[-1]))
+            drafted = (place[:, :, None] + ahead).reshape(rows, -1)
+            if head.follow is not None:
+                logits += head.follow(params, tokens_at(tokens, drafted - 1))
+            log_p, log_q = law_of(tokens_at(target, drafted - 1)), full_log_probs(logits, law)
+            counts = jnp.cumprod(tokens_at(mask, drafted).astype(jnp.float32).reshape(rows, count, -1), axis=-1)
+            lost, overlap = divergence(self.objective, log_p, log_q), acceptance(log_p, log_q)
+            return lost.reshape(counts.shape) * counts, overlap.reshape(counts.shape) * counts
+
+        most = LOSS_SLOTS if not chunk else min(chunk, LOSS_SLOTS)
+        return by_position(block, max(most // head.slots, 1), anchors.place)
+
+
+def _everywhere(tokens: Array) -> Anchors:
+    """Return all tokens of each row from the third on, before which there is a feature and an anchor."""
+    place = jnp.broadcast_to(jnp.arange(2, tokens.shape[1])[None], (len(tokens), tokens.shape[1] - 2))
+    return Anchors(place, jnp.ones(place.shape, jnp.float32))
