@@ -152,9 +152,7 @@ class Attention(nn.Module):
             y = kernels.attend_rows(q, k, v, window=view.window, at=at)
         return constrain(self.o(y), "batch", None, None), cache
 
-    def write(
-        self, x: Float[Array, "B T D"], cache: LayerCache, start: Int[Array, "B"], turn: Rotation
-    ) -> LayerCache:
+    def write(self, x: Float[Array, "B T D"], cache: LayerCache, start: Int[Array, "B"], turn: Rotation) -> LayerCache:
         """Return the cache with the keys and values of x at start, .. of each row."""
         return kv.write(cache, *self._keys_values(x, turn), start)
 

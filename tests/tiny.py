@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -12,6 +13,7 @@ import optax
 
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
+from models.drafts.block import BlockConfig, block_like, init_block, make_block
 from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.drafts.mtp import init_mtp, make_mtp, mtp_config
 from specjax.drafters import (
@@ -76,6 +78,8 @@ class World:
             "eagle3": self._eagle3_drafter,
             "eagle3 reduced": make_eagle3(self._eagle3(len(kept)), self.policy, kept),
             "mtp": make_mtp(mtp_config(self.config, "mimo"), self.policy),
+            "dflash": make_block(self._block(sample_from_anchor=False, mask_token_id=0), self.policy),
+            "dspark": make_block(self._block(markov_rank=3), self.policy),
             "policy": PolicyDrafter(self.policy),
             "table": TableDrafter(tuple(-token % self.vocab for token in range(self.vocab))),
             "model": ModelDrafter(self.policy),
@@ -90,6 +94,9 @@ class World:
     @functools.cached_property
     def _eagle3_drafter(self) -> HeadDrafter:
         return make_eagle3(self._eagle3(self.vocab), self.policy)
+
+    def _block(self, **changes: Any) -> BlockConfig:
+        return block_like(self.config, 4, num_layers=1, **changes)
 
     def _eagle3(self, draft_vocab: int) -> Eagle3Config:
         return Eagle3Config(
@@ -115,9 +122,9 @@ class World:
     def draft(self, name: str, seed: int = 0) -> PyTree:
         """Return draft parameters by name.
 
-        For heads: `random`, `random reduced`, `random mtp`, `trained`, `trained mtp`, `identical`, `flat`,
-        `adversarial`. For a model as the draft: `twin`, equal to the policy, and `stranger`. Without parameters:
-        `none`, and `remembered`, which only fills a lookup's memory.
+        For heads: `random`, `random reduced`, `random mtp`, `random dflash`, `random dspark`, `identical`, `flat`,
+        `adversarial`, and `trained` in place of `random`. For a model as the draft: `twin`, equal to the policy, and
+        `stranger`. Without parameters: `none`, and `remembered`, which only fills a lookup's memory.
         """
         scales = {"identical": 1.0, "flat": 0.4, "adversarial": -1.0}
         if name in scales:
@@ -128,8 +135,13 @@ class World:
             return self.policy_params
         if name == "stranger":
             return nn.unbox(init_decoder(self.config, jax.random.key(100 + seed)))
-        drafter: HeadDrafter = self.drafters["mtp" if "mtp" in name else "eagle3"]
-        if "mtp" in name:
+        kind = next((kind for kind in ("mtp", "dflash", "dspark") if kind in name), "eagle3")
+        drafter: Drafter = self.drafters[kind]
+        if kind == "dflash":
+            init = functools.partial(init_block, self._block(sample_from_anchor=False, mask_token_id=0))
+        elif kind == "dspark":
+            init = functools.partial(init_block, self._block(markov_rank=3))
+        elif kind == "mtp":
             init = functools.partial(init_mtp, mtp_config(self.config, "mimo"))
         else:
             size = self.drafters["eagle3 reduced"].target_ids.size if "reduced" in name else self.vocab
@@ -180,7 +192,7 @@ class World:
 
         return jax.jit(run)
 
-    def _distil(self, drafter: HeadDrafter, draft: PyTree) -> PyTree:
+    def _distil(self, drafter: Drafter, draft: PyTree) -> PyTree:
         """Train the draft for 300 steps of Adam on random continuations of the first prompt."""
         prompt = np.tile(self.prompts[0], (64, 1))
         tokens = np.concatenate([prompt, np.random.default_rng(3).integers(self.vocab, size=(64, 6))], axis=1)
@@ -222,7 +234,7 @@ def assert_same(rollout: Rollout, other: Rollout, *names: str) -> None:
 
 
 def distilled(
-    drafter: HeadDrafter,
+    drafter: Drafter,
     params: Params,
     tokens: jax.Array,
     output: PolicyOutput,

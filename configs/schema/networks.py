@@ -1,17 +1,20 @@
 """Sections of a run that describe its networks: the policy and its draft."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from configs.schema.functions import check_function, is_function
 from models.config import DecoderConfig, Dtype, HeadDim, Remat
 from models.drafts.mtp import ConventionName
 from specjax.drafters.distillation import Objective, PassDecay, Passes
 from specjax.drafters.lookup import MatchLength, check_lengths
-from specjax.options import DraftLength, Layers, NonNegative, Options, Positive, Weight
+from specjax.options import DraftLength, Layers, NonNegative, Options, Positive, Weight, at_least, at_most
 from specjax.types import EightBit
 
-DRAFT_KINDS = ("eagle3", "mtp", "model", "none")
+DRAFT_KINDS = ("eagle3", "dflash", "dspark", "mtp", "model", "none")
+BLOCKS = ("dflash", "dspark")
+# Read features of the policy, and have files of their own.
+HEADS = ("eagle3", *BLOCKS)
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,25 @@ class HeadConfig(Options):
 
 
 @dataclass(frozen=True)
+class BlockOptions(Options):
+    """A block draft with random weights: kind dflash or dspark. See models.drafts.block.BlockConfig.
+
+    Attributes:
+        num_layers:     Decoder layers.
+        size:           Most tokens that it drafts; rollout.draft_length may be less.
+        sliding_window: Number of latest positions that attention sees. None: all.
+        mask_token_id:  Row of the policy's embedding that stands for a token to draft. None: a row of its own.
+        markov_rank:    Rank of dspark's Markov head.
+    """
+
+    num_layers: Layers = 5
+    size: Annotated[int, at_least(1), at_most(128)] = 7
+    sliding_window: Positive | None = None
+    mask_token_id: NonNegative | None = None
+    markov_rank: Positive = 256
+
+
+@dataclass(frozen=True)
 class LookupConfig(Options):
     """Drafting by lookup: propose the tokens that followed the same tokens earlier. Alone, or together with a draft.
 
@@ -110,8 +132,9 @@ class DraftConfig(Options):
     A width, number of heads or head_dim of None is the policy's.
 
     Attributes:
-        kind:              eagle3: an EAGLE-3 head; mtp: the policy's own multi-token-prediction head; model: a small
-                           policy; none: no draft, lookup alone; or your own drafter, as package.module:name.
+        kind:              eagle3: an EAGLE-3 head; dflash, dspark: a block draft; mtp: the policy's own
+                           multi-token-prediction head; model: a small policy; none: no draft, lookup alone; or your
+                           own drafter, as package.module:name.
         path:              Checkpoint: ours, SpecForge's, SafeAILab's or speculators'; with kind model, of a policy.
                            None: random weights.
         intermediate_size: Width of the MLP.
@@ -120,11 +143,12 @@ class DraftConfig(Options):
         head_dim:          Width of a head.
         vocab_size:        Draft only this many tokens, the most frequent of the training problems. None: all.
         head:              Details of an EAGLE-3 head with random weights.
+        block:             Details of a block draft with random weights.
         architecture:      Network of kind model with random weights.
         loss:              cross_entropy with the policy's distribution; kl; total_variation (1 - acceptance); or
                            hybrid, which moves from kl to total_variation as acceptance rises.
         unroll:            Passes of EAGLE-3's training-time test, 1 .. 7.
-        decay:             Weight of each pass relative to the one before.
+        decay:             Weight of each pass, or position of a block, relative to the one before.
         rollout_dtype:     Its kernels in rollouts: int8, fp8; None: as model.dtype.
         mtp_convention:    Family of an MTP head with random weights. None: read the head from model.path.
         lookup:            Drafting by lookup, alone or together with the draft.
@@ -138,6 +162,7 @@ class DraftConfig(Options):
     head_dim: HeadDim | None = None
     vocab_size: Positive | None = None
     head: HeadConfig = field(default_factory=HeadConfig)
+    block: BlockOptions = field(default_factory=BlockOptions)
     architecture: DecoderConfig | None = None
     loss: Objective = "cross_entropy"
     unroll: Passes = 3
@@ -150,7 +175,7 @@ class DraftConfig(Options):
         super().__post_init__()
         if self.kind not in DRAFT_KINDS and not is_function(self.kind):
             raise ValueError(f"kind = {self.kind}: must be one of {', '.join(DRAFT_KINDS)}, or package.module:name")
-        if self.rollout_dtype is not None and self.kind not in ("eagle3", "mtp", "model"):
+        if self.rollout_dtype is not None and self.kind not in (*HEADS, "mtp", "model"):
             raise ValueError(f"rollout_dtype = {self.rollout_dtype}: must be None with kind {self.kind}")
         # Widths and `head` describe an EAGLE-3 head with random weights. Other kinds ignore them, so a recipe that sets
         # them can run with any draft.
@@ -169,7 +194,7 @@ class DraftConfig(Options):
             raise ValueError(f"architecture: must be None with kind {self.kind}")
         if self.mtp_convention is not None and self.kind != "mtp":
             raise ValueError(f"mtp_convention = {self.mtp_convention}: must be None with kind {self.kind}")
-        if self.path is not None and self.kind not in ("eagle3", "model"):
+        if self.path is not None and self.kind not in (*HEADS, "model"):
             raise ValueError(f"path = {self.path}: must be None with kind {self.kind}")
 
     @property

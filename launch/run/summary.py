@@ -10,7 +10,13 @@ from launch.setup.experiment import Experiment
 from specjax.types import PyTree
 
 LOOKED_UP = {"ngram": "sequence", "history": "prompt's other completions"}
-DRAFTS = {"eagle3": "EAGLE-3 head", "mtp": "MTP head", "model": "draft model"}
+DRAFTS = {
+    "eagle3": "EAGLE-3 head",
+    "dflash": "DFlash block draft",
+    "dspark": "DSpark block draft",
+    "mtp": "MTP head",
+    "model": "draft model",
+}
 
 
 def summarize(experiment: Experiment, continuing: bool) -> list[str]:

@@ -8,6 +8,7 @@ from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function, refusing_errors
 from launch.data.hub import checkpoint_directory
 from launch.setup.drafts.base import Draft, DraftContext
+from launch.setup.drafts.block import build_block
 from launch.setup.drafts.eagle3 import build_eagle3
 from launch.setup.drafts.model import build_model
 from launch.setup.drafts.mtp import build_mtp
@@ -20,11 +21,13 @@ DraftBuilder = Callable[[DraftContext], Draft]
 
 BUILDERS: dict[str, DraftBuilder] = {
     "eagle3": build_eagle3,
+    "dflash": build_block,
+    "dspark": build_block,
     "mtp": build_mtp,
     "model": build_model,
     "none": lambda context: Draft(NoDrafter()),
 }
-HEADS = ("eagle3", "mtp")
+ON_DECODERS = ("eagle3", "dflash", "dspark", "mtp")
 
 
 def build_draft(context: DraftContext) -> Draft:
@@ -33,8 +36,8 @@ def build_draft(context: DraftContext) -> Draft:
     Raises ValueError if a checkpoint cannot be read or does not fit the policy.
     """
     kind = context.config.draft.kind
-    if kind in HEADS and context.decoder is None:
-        allowed = ", ".join(name for name in BUILDERS if name not in HEADS)
+    if kind in ON_DECODERS and context.decoder is None:
+        allowed = ", ".join(name for name in BUILDERS if name not in ON_DECODERS)
         raise ConfigError(f"draft.kind = {kind}: must be {allowed} or package.module:name with model.family")
     draft = BUILDERS[kind](context) if kind in BUILDERS else _build_custom(context)
     draft = replace(draft, kind=kind)

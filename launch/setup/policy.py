@@ -3,21 +3,22 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
 
-from configs.schema import DraftConfig, ModelConfig, RunConfig
+from configs.schema import BLOCKS, DraftConfig, ModelConfig, RunConfig
 from launch.cli.console import console
 from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function, refusing_errors
 from launch.data.hub import checkpoint_directory
 from launch.setup.drafts.saved_head import layers_to_read
 from models.checkpoints.draft import SavedDraft
-from models.config import DecoderConfig, eagle3_feature_layers
+from models.config import DecoderConfig, block_feature_layers, eagle3_feature_layers
 from models.decoder import init_decoder, make_policy
-from models.files import optional
+from models.drafts.eagle3 import Eagle3Config
+from models.files import errors_name, optional
 from models.hf.config import config_to_hf, read_hf_config
 from models.hf.load import has_own_head, load_policy
 from models.params import Init, abstract_params, init_params, replicate
@@ -37,10 +38,10 @@ class BuiltPolicy(NamedTuple):
     decoder: DecoderConfig | None
 
 
-def build_policy(config: RunConfig, saved: SavedDraft | None, mesh: Mesh, key: jax.Array | None) -> BuiltPolicy:
-    """Build the policy. If the draft is an EAGLE-3 head, the policy returns the features that the head reads.
+def build_policy(config: RunConfig, saved: SavedDraft[Any] | None, mesh: Mesh, key: jax.Array | None) -> BuiltPolicy:
+    """Build the policy. It returns the features that the draft reads.
 
-    saved: the head, if it comes from a checkpoint; it determines the feature layers.
+    saved: the draft, if it comes from a checkpoint; it determines the feature layers.
     key:   key for random weights. None: build the parameters as shapes without reading weights.
     """
     model, longest = config.model, longest_sequence(config)
@@ -51,11 +52,11 @@ def build_policy(config: RunConfig, saved: SavedDraft | None, mesh: Mesh, key: j
         if key is None:
             raise ConfigError(f"model.family = {model.family}: must be None for a plan; it supports built-in families")
         return _build_family(model, model.family, mesh, key)
-    if saved is None:
-        features = _reads_features(config.draft)
-    else:
+    features = _default_features(config.draft)
+    if saved is not None:
         model = replace(model, feature_layers=layers_to_read(saved, config))
-        features = saved.config.use_aux_hidden_state
+        if isinstance(saved.config, Eagle3Config):
+            features = eagle3_feature_layers if saved.config.use_aux_hidden_state else None
     decoder, weights = build_decoder(model, mesh, key, "model", longest, features=features)
     # A draft, which is trained, takes its dtypes from the decoder's config.
     decoder = replace(decoder, param_dtype=config.model.param_dtype)
@@ -69,7 +70,13 @@ def longest_sequence(config: RunConfig) -> int:
 
 
 def build_decoder(
-    model: ModelConfig, mesh: Mesh, key: jax.Array | None, section: str, longest: int, *, features: bool
+    model: ModelConfig,
+    mesh: Mesh,
+    key: jax.Array | None,
+    section: str,
+    longest: int,
+    *,
+    features: Callable[[int], tuple[int, ...]] | None,
 ) -> tuple[DecoderConfig, PyTree]:
     """Build a policy or a small draft model, from a checkpoint or with random weights. Return config and parameters.
 
@@ -77,7 +84,7 @@ def build_decoder(
         key:      key for random weights. None: return the parameters as shapes, and read only a checkpoint's config.
         section:  name of the config section that `model` describes, for error messages.
         longest:  length of the longest sequence. The decoder must support as many positions.
-        features: let the decoder return the features that EAGLE-3 reads.
+        features: number of layers -> layers that the draft reads, unless the section names others. None: it reads none.
     """
     dtypes = dict(dtype=model.dtype, param_dtype=model.param_dtype)
     if model.path is None:
@@ -85,17 +92,20 @@ def build_decoder(
             raise ConfigError(f"{section}.path = None: must be a directory in Hugging Face layout")
         architecture = replace(model.architecture, **dtypes)
         layers = ()
-        if features:
+        if features is not None:
             configured = model.feature_layers or architecture.feature_layers
-            layers = configured or eagle3_feature_layers(architecture.num_layers)
+            layers = configured or features(architecture.num_layers)
         decoder = replace(architecture, feature_layers=layers)
         _check_positions(decoder, longest, f"{section}.architecture")
         return decoder, random_params(partial(init_decoder, decoder), key, mesh)
     path = checkpoint_directory(f"{section}.path", model.path)
     if not (path / "config.json").is_file():
         raise ConfigError(f"{section}.path = {path}: must hold a config.json")
-    owner, layers = f"{section}.path = {path}", (model.feature_layers or None) if features else ()
-    decoder = replace(read_hf_config(path, layers), **dtypes)
+    owner, decoder = f"{section}.path = {path}", read_hf_config(path, ())
+    if features is not None:
+        with errors_name(path / "config.json"):
+            decoder = replace(decoder, feature_layers=model.feature_layers or features(decoder.num_layers))
+    decoder = replace(decoder, **dtypes)
     _check_positions(decoder, longest, owner)
     if key is None:
         return decoder, abstract_params(partial(init_decoder, decoder), mesh)
@@ -144,5 +154,8 @@ def _build_family(model: ModelConfig, name: str, mesh: Mesh, key: jax.Array) -> 
             raise ConfigError(f"model.family = {name}: returned {type(result).__name__}; must return (Policy, params)")
 
 
-def _reads_features(draft: DraftConfig) -> bool:
-    return draft.kind == "eagle3" and draft.head.use_aux_hidden_state
+def _default_features(draft: DraftConfig) -> Callable[[int], tuple[int, ...]] | None:
+    """Return number of layers -> layers whose entry a draft of this kind reads; None if it reads none."""
+    if draft.kind in BLOCKS:
+        return block_feature_layers
+    return eagle3_feature_layers if draft.kind == "eagle3" and draft.head.use_aux_hidden_state else None

@@ -4,17 +4,18 @@
 policy's token ids of a reduced vocabulary.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
 from models.checkpoints.orbax import restore_params, write_checkpoint
+from models.drafts.block import BlockConfig, init_block
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.files import check_file, errors_name, new_directory, one_line_errors, read_json
 from models.json_fields import layer_ids, nested
@@ -26,9 +27,11 @@ from specjax.types import PyTree
 
 _IDS = "target_ids.npy"
 _FIELDS = {"kind", "head", "feature_layers"}
+_KINDS = {"eagle3": Eagle3Config, "block": BlockConfig}
+Shape = TypeVar("Shape", Eagle3Config, BlockConfig)
 
 
-class SavedDraft(NamedTuple):
+class SavedDraft(NamedTuple, Generic[Shape]):
     """Contents of a draft checkpoint.
 
     Attributes:
@@ -38,7 +41,7 @@ class SavedDraft(NamedTuple):
         feature_layers: Layers of the policy on whose entry the draft reads; empty if the checkpoint does not say.
     """
 
-    config: Eagle3Config
+    config: Shape
     params: PyTree
     target_ids: np.ndarray | None
     feature_layers: tuple[int, ...]
@@ -47,7 +50,7 @@ class SavedDraft(NamedTuple):
 def save_draft_checkpoint(
     directory: Path,
     params: PyTree,
-    config: Eagle3Config,
+    config: Eagle3Config | BlockConfig,
     target_ids: np.ndarray | None,
     feature_layers: tuple[int, ...],
 ) -> None:
@@ -55,15 +58,17 @@ def save_draft_checkpoint(
 
     Raises ValueError if the directory is in use, or ids and config disagree.
     """
-    check_target_ids(target_ids, config)
+    if isinstance(config, Eagle3Config):
+        check_target_ids(target_ids, config)
     with new_directory(directory) as temporary:
-        described = {"kind": "eagle3", "head": asdict(config), "feature_layers": feature_layers}
+        kind = next(kind for kind, shape in _KINDS.items() if isinstance(config, shape))
+        described = {"kind": kind, "head": asdict(config), "feature_layers": feature_layers}
         write_checkpoint(temporary, described, params)
         if target_ids is not None and processes.primary():
             np.save(temporary / _IDS, target_ids.astype(np.int32))
 
 
-def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft:
+def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft[Any]:
     """Load a draft. Its parameters are sharded over the mesh and keep the dtypes in which they were saved.
 
     Raises a one-line ValueError for a missing or unknown config field, a broken checkpoint, or if config, ids and
@@ -71,31 +76,40 @@ def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft:
     """
     config, layers = read_draft_config(directory)
     ids = _read_ids(directory / _IDS)
-    with errors_name(directory):
-        check_target_ids(ids, config)
-    params = restore_params(directory, fitting_params(partial(init_eagle3, config), mesh))
-    return SavedDraft(config, params, ids, layers)
+    if isinstance(config, Eagle3Config):
+        with errors_name(directory):
+            check_target_ids(ids, config)
+    params = restore_params(directory, fitting_params(init_of(config), mesh))
+    return SavedDraft[Any](config, params, ids, layers)
 
 
-def read_draft_config(directory: Path) -> tuple[Eagle3Config, tuple[int, ...]]:
+def init_of(config: Eagle3Config | BlockConfig) -> Callable[[jax.Array], PyTree]:
+    """Return the function key -> random parameters of a draft of this shape."""
+    return partial(init_eagle3, config) if isinstance(config, Eagle3Config) else partial(init_block, config)
+
+
+def read_draft_config(directory: Path) -> tuple[Eagle3Config | BlockConfig, tuple[int, ...]]:
     """Return the draft's config and feature layers. Raises a one-line ValueError for a missing or unknown field."""
     path = directory / "config.json"
     values = read_json(path)
     with errors_name(path):
-        if values.get("kind") != "eagle3":
-            raise ValueError(f"kind = {show(values.get('kind'))}: must be eagle3")
+        if (shape := _KINDS.get(str(values.get("kind")))) is None:
+            raise ValueError(f"kind = {show(values.get('kind'))}: must be {' or '.join(_KINDS)}")
         if values.keys() != _FIELDS:
             raise ValueError("must have the fields kind, head and feature_layers, and no others")
-        return head_from_json(nested(values, "head")), layer_ids(values, "feature_layers")
+        return head_from_json(nested(values, "head"), shape), layer_ids(values, "feature_layers")
 
 
-def head_from_json(head: Mapping[str, Any]) -> Eagle3Config:
-    """Return the config of a head that was saved as JSON. Raises ValueError naming a missing or unknown field."""
-    expected = {field.name for field in fields(Eagle3Config)}
-    values = {"sliding_window": None, **head}  # missing in older checkpoints
+def head_from_json(head: Mapping[str, Any], shape: type[Shape]) -> Shape:
+    """Return the config of a draft that was saved as JSON. Raises ValueError naming a missing or unknown field."""
+    expected = {field.name for field in fields(shape)}
+    values: dict[str, Any] = {"sliding_window": None, **head}  # missing in older checkpoints
     if odd := sorted(values.keys() ^ expected):
         raise ValueError(f"{odd[0]} is {'missing' if odd[0] in expected else 'not a field of a draft'}")
-    return Eagle3Config(**{**values, "rope_scaling": scaling_from_json(values["rope_scaling"])})
+    values["rope_scaling"] = scaling_from_json(values["rope_scaling"])
+    if isinstance(layers := values.get("sliding_layers"), list):
+        values["sliding_layers"] = tuple(layers)
+    return shape(**values)
 
 
 def save_named_draft(directory: Path, kind: str, params: PyTree) -> None:

@@ -86,7 +86,8 @@ def block_like(policy: DecoderConfig, block_size: int, **changes: Any) -> BlockC
     """Return a block draft with the policy's sizes and norms of queries and keys. changes: fields that differ."""
     fields: dict[str, Any] = policy.layer_options() | {"qk_norm": True, "qkv_bias": False}
     fields |= {"vocab_size": policy.vocab_size, "max_positions": policy.max_positions, "block_size": block_size}
-    return BlockConfig(**fields | {"feature_size": policy.hidden_size * len(policy.feature_layers)} | changes)
+    fields["feature_size"] = policy.hidden_size * len(policy.feature_layers)
+    return BlockConfig(**fields | changes)
 
 
 class BlockLayer(nn.Module):

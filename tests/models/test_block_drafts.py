@@ -18,7 +18,7 @@ from specjax.drafters import BlockDrafter, Proposal
 from specjax.drafters.base import Anchors
 from specjax.drafters.head import HeadState
 from specjax.sampling import SamplingLaw
-from specjax.types import Params, Policy, PolicyOutput, Prompts, PyTree
+from specjax.types import Params, PolicyOutput, Prompts, PyTree
 from tests.models.block_reference import BlockShape, block_logits
 from tests.models.eagle3_reference import Weights
 
@@ -141,11 +141,15 @@ def test_rounds_draft_from_true_features_alone(draft: Draft):
             blind, state = propose(draft.params, state, jnp.zeros((rows, K, VOCAB)))
             np.testing.assert_array_equal(blind.length, [K, K, K, 0])
             # That round keeps no draft.
-            seen = np.stack([np.roll(row, 1 - len(c), axis=0)[: K + 1] for row, c in zip(features, committed, strict=True)])
+            seen = np.stack(
+                [np.roll(row, 1 - len(c), axis=0)[: K + 1] for row, c in zip(features, committed, strict=True)]
+            )
             emitted = generator.integers(VOCAB, size=(rows, K + 1))
             for row in np.flatnonzero(live):
                 committed[row].append(int(emitted[row, 0]))
-            state = drafter.observe(state, jnp.asarray(seen), jnp.asarray(emitted, jnp.int32), jnp.asarray(live, jnp.int32))
+            state = drafter.observe(
+                state, jnp.asarray(seen), jnp.asarray(emitted, jnp.int32), jnp.asarray(live, jnp.int32)
+            )
         gumbel = generator.gumbel(size=(rows, K, VOCAB)).astype(np.float32)
         proposal, state = propose(draft.params, state, gumbel)
         drafts = np.asarray(proposal.tokens)
@@ -207,7 +211,8 @@ def test_loss_and_gradient(draft: Draft, anchored: bool, monkeypatch: pytest.Mon
         total, expected = 0.0, np.zeros(tokens.shape)
         for row, place in np.argwhere(weight[:, :length] > 0):
             previous = [int(tokens[row, min(place - 1 + k, length - 1)]) for k in range(K)]
-            raw = draft.logits(weights, mask_row, features[row, : place - 1], 0, previous[0], previous) / LAW.temperature
+            raw = draft.logits(weights, mask_row, features[row, : place - 1], 0, previous[0], previous)
+            raw /= LAW.temperature
             log_q = raw - np.log(np.exp(raw).sum(axis=-1, keepdims=True))
             for k in range(K):
                 if place + k >= length or not mask[row, place + k]:

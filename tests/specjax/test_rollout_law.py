@@ -55,6 +55,8 @@ DRAFTS = {
     "identical": Draft("policy", (0.9999, 1.0)),
     "table": Draft("table", (0.3, 0.7)),
     "trained mtp": Draft("mtp", (0.8, 1.0)),
+    "trained dspark": Draft("dspark", (0.7, 1.0)),
+    "trained dflash": Draft("dflash", (0.7, 1.0)),
     "ngram": Draft("ngram", (0.4, 0.8)),
     "remembered": Draft("history", (0.2, 0.5)),
     "random beside ngram": Draft("either", (0.3, 0.6)),
@@ -69,6 +71,7 @@ COVERING = [
     ("random reduced", "temperature 0.7", 1),
     ("trained mtp", "top-p", 3),
     ("trained beside remembered", "min-p", 3),
+    ("trained dspark", "top-p", 3),
 ]
 LEFT_OUT = [
     ("identical", "top-k", 3),
@@ -76,13 +79,17 @@ LEFT_OUT = [
     ("adversarial", "temperature 0.7", 1),
     ("table", "temperature 1", 3),
     ("random beside ngram", "temperature 0.7", 3),
+    ("trained dflash", "min-p", 3),
 ]
 
 
 # One drafter of every kind, for a million draws.
-KINDS = ("none", "trained", "trained mtp", "ngram", "remembered", "stranger", "trained beside remembered")
+KINDS = (
+    *("none", "trained", "trained mtp", "trained dspark", "ngram", "remembered", "stranger"),
+    "trained beside remembered",
+)
 # Drafts that are tested with every verifier: trained, deterministic and from a lookup.
-BY_ALL = ("trained", "random reduced", "table", "random beside ngram", "trained beside remembered")
+BY_ALL = ("trained", "trained dspark", "random reduced", "table", "random beside ngram", "trained beside remembered")
 
 
 @functools.cache

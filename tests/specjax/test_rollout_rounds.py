@@ -48,6 +48,15 @@ def history() -> list[RoundState]:
     return states
 
 
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_a_block_drafts_cache_needs_no_repair(kind: str):
+    """Its rounds are ragged too."""
+    world = WANDERING
+    params = world.params(f"random {kind}")
+    states = assert_cache_consistent(world.policy, world.drafters[kind], params, world.batch, CONFIG, run=RUN)
+    assert {1, 2, 3} <= set(np.diff([state.emitted for state in states], axis=0).ravel().tolist())
+
+
 def test_a_roll_back_that_is_off_by_one_is_detected(history: list[RoundState], check: CacheCheck):
     """Faults of both caches, in both directions, are found in every state that they affect."""
     for state in history[1:-1]:

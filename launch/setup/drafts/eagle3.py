@@ -108,7 +108,7 @@ def build_eagle3(context: DraftContext) -> Draft:
     )
 
 
-def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft:
+def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft[Eagle3Config]:
     """Return a head with random weights. Sizes that the draft section does not set are the policy's."""
     config, tokenizer = context.config, context.tokenizer
     draft, ids = config.draft, None

@@ -44,7 +44,7 @@ def build_model(context: DraftContext) -> Draft:
     config, draft = context.config, context.config.draft
     model = replace(config.model, path=draft.path, architecture=draft.architecture, feature_layers=())
     longest = longest_sequence(config)
-    decoder, params = build_decoder(model, context.mesh, context.key, "draft", longest, features=False)
+    decoder, params = build_decoder(model, context.mesh, context.key, "draft", longest, features=None)
     if decoder.vocab_size != context.policy.vocab_size:
         raise ConfigError(
             f"draft.kind = model: its vocab_size is {decoder.vocab_size}; must be {context.policy.vocab_size}, the "

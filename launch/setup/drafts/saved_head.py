@@ -1,38 +1,42 @@
 """Loader of EAGLE-3 heads, and checks that they fit the policy and the run."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from configs.schema import RunConfig
+from configs.schema import HEADS, RunConfig
 from launch.cli.errors import ConfigError
 from launch.data.hub import checkpoint_directory
-from models.checkpoints.draft import SavedDraft, load_draft_checkpoint, read_draft_config
+from models.checkpoints.draft import SavedDraft, init_of, load_draft_checkpoint, read_draft_config
 from models.config import DecoderConfig
-from models.drafts.eagle3 import init_eagle3
+from models.drafts.block import BlockConfig
+from models.drafts.eagle3 import Eagle3Config
 from models.files import CARRIED, errors_name, read_json
 from models.hf.eagle3_dialects import check_stated_policy, dialect_of
 from models.hf.eagle3_files import check_embedding, load_eagle3, read_eagle3_config
 from models.params import abstract_params
 
 
-def read_head(config: RunConfig, mesh: Mesh, *, shapes: bool = False) -> SavedDraft | None:
-    """Load the EAGLE-3 head of draft.path. Return None if draft.kind is not eagle3 or draft.path is not set.
+def read_head(config: RunConfig, mesh: Mesh, *, shapes: bool = False) -> SavedDraft[Any] | None:
+    """Load the head or block draft of draft.path. Return None for other kinds, or if draft.path is not set.
 
     shapes: see `load_head`.
     """
     draft = config.draft
-    if draft.kind != "eagle3" or draft.path is None:
+    if draft.kind not in HEADS or draft.path is None:
         return None
-    return load_head(checkpoint_directory("draft.path", draft.path), mesh, shapes=shapes)
+    saved = load_head(checkpoint_directory("draft.path", draft.path), mesh, shapes=shapes)
+    if (kind := kind_of(saved.config)) != draft.kind:
+        raise ConfigError(f"draft.kind = {draft.kind}: must be {kind}, what draft.path = {draft.path} holds")
+    return saved
 
 
-def load_head(path: Path, mesh: Mesh, *, shapes: bool = False) -> SavedDraft:
+def load_head(path: Path, mesh: Mesh, *, shapes: bool = False) -> SavedDraft[Any]:
     """Load an EAGLE-3 head in our layout or a public dialect. Raises ValueError if the directory holds none.
 
     shapes: read only `config.json`. Parameters are ShapeDtypeStructs; a reduced vocabulary is taken as the first ids.
@@ -44,12 +48,12 @@ def load_head(path: Path, mesh: Mesh, *, shapes: bool = False) -> SavedDraft:
         raise ConfigError(f"draft.path = {path}: its config.json must describe an EAGLE-3 head")
     if shapes:
         config, layers = read_draft_config(path) if "kind" in fields else read_eagle3_config(path)
-        ids = np.arange(config.draft_vocab_size, dtype=np.int32)
-        return SavedDraft(config, abstract_params(partial(init_eagle3, config), mesh), ids, layers)
+        ids = np.arange(config.draft_vocab_size, dtype=np.int32) if isinstance(config, Eagle3Config) else None
+        return SavedDraft[Any](config, abstract_params(init_of(config), mesh), ids, layers)
     return load_draft_checkpoint(path, mesh) if "kind" in fields else load_eagle3(path, mesh)
 
 
-def layers_to_read(saved: SavedDraft, config: RunConfig) -> tuple[int, ...]:
+def layers_to_read(saved: SavedDraft[Any], config: RunConfig) -> tuple[int, ...]:
     """Return the layers of the policy that a saved head reads; () if neither the run nor the head states them.
 
     Raises ConfigError if the two state different layers.
@@ -60,7 +64,9 @@ def layers_to_read(saved: SavedDraft, config: RunConfig) -> tuple[int, ...]:
     return configured or stated
 
 
-def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedding: jax.Array | None) -> SavedDraft:
+def fit_head(
+    saved: SavedDraft[Any], config: RunConfig, policy: DecoderConfig, embedding: jax.Array | None
+) -> SavedDraft[Any]:
     """Check that a saved head fits the policy. Return it in the dtypes of the policy.
 
     Raises ValueError if shapes, layers or vocabulary do not fit, or if the checkpoint states another policy. A smaller
@@ -82,5 +88,12 @@ def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedd
         with errors_name(path):
             check_embedding(path, embedding)
         params = jax.tree.map(lambda x: x.astype(policy.param_dtype), saved.params)
-    identity = head.draft_vocab_size == policy.vocab_size
+    identity = isinstance(head, BlockConfig) or head.draft_vocab_size == policy.vocab_size
     return saved._replace(config=head, params=params, target_ids=None if identity else saved.target_ids)
+
+
+def kind_of(config: Eagle3Config | BlockConfig) -> str:
+    """Return the draft.kind of a draft of this shape."""
+    if isinstance(config, Eagle3Config):
+        return "eagle3"
+    return "dspark" if config.markov_rank else "dflash"

@@ -1,0 +1,91 @@
+"""Construction of block drafts, DFlash and DSpark, from a checkpoint or with random weights."""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from configs.schema import DraftConfig
+from launch.cli.errors import ConfigError
+from launch.setup.drafts.base import Draft, DraftContext
+from launch.setup.drafts.saved_head import fit_head
+from launch.setup.policy import random_params
+from models.checkpoints.draft import save_draft_checkpoint
+from models.config import DecoderConfig
+from models.drafts.block import BlockConfig, block_like, init_block, make_block
+from models.hf.eagle3_dialects import Dialect
+from specjax.types import PyTree
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockDraft(Draft):
+    """A block draft, which reads features of the policy.
+
+    Attributes:
+        head:    config of the draft.
+        decoder: config of the policy's decoder, whose feature layers are those that the draft reads.
+    """
+
+    head: BlockConfig
+    decoder: DecoderConfig
+
+    usual_causes = "it reads other layers than it was trained with, has another rope base, or is for another policy"
+
+    @property
+    def policy_width(self) -> int:
+        return self.head.hidden_size
+
+    def differences(self) -> str | None:
+        if self.read_from is None:
+            return None
+        shared = ("rope_theta", "rope_scaling", "max_positions")
+        compared = [(name, getattr(self.head, name), getattr(self.decoder, name)) for name in shared]
+        differing = [f"{name} = {own} (the policy's: {other})" for name, own, other in compared if own != other]
+        return f"the draft of draft.path was made with {', '.join(differing)}" if differing else None
+
+    def write(
+        self, directory: Path, params: PyTree, dialect: Dialect | None = None, verifier: str | None = None
+    ) -> None:
+        save_draft_checkpoint(directory, params, self.head, None, self.decoder.feature_layers)
+
+
+def build_block(context: DraftContext) -> Draft:
+    """Return the block draft of draft.path, or one with random weights.
+
+    Raises ValueError if the draft does not fit the policy, and ConfigError if it drafts fewer tokens than the run asks.
+    """
+    config, decoder = context.config, context.decoder
+    draft = config.draft
+    assert decoder is not None
+    if context.saved is None:
+        head = fresh_block(draft, decoder)
+        params = random_params(partial(init_block, head), context.key, context.mesh)
+    else:
+        embedding = None if context.key is None else context.policy.embedding(context.weights)
+        head, params, _, _ = fit_head(context.saved, config, decoder, embedding)
+        assert isinstance(head, BlockConfig)
+    if (longest := max(config.rollout.lengths)) > head.block_size:
+        name = "draft_lengths" if config.rollout.draft_lengths else "draft_length"
+        raise ConfigError(f"rollout.{name} = {longest}: must be at most {head.block_size}, the draft's block_size")
+    drafter = make_block(head, context.policy)
+    drafter = replace(
+        drafter,
+        head=replace(drafter.head, eight_bit=draft.rollout_dtype),
+        decay=draft.decay,
+        objective=draft.loss,
+    )
+    read_from = None if context.saved is None else "draft.path"
+    return BlockDraft(drafter=drafter, params=params, head=head, decoder=decoder, read_from=read_from)
+
+
+def fresh_block(draft: DraftConfig, policy: DecoderConfig) -> BlockConfig:
+    """Return the shape of a block draft with random weights. Sizes that the section does not set are the policy's."""
+    options = draft.block
+    sizes = {name: getattr(draft, name) for name in ("intermediate_size", "num_heads", "num_kv_heads", "head_dim")}
+    changes: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+    changes |= {"num_layers": options.num_layers, "sliding_window": options.sliding_window}
+    changes |= {"mask_token_id": options.mask_token_id, "sample_from_anchor": draft.kind == "dspark"}
+    changes["markov_rank"] = options.markov_rank if draft.kind == "dspark" else 0
+    head = block_like(policy, options.size, **changes)
+    head.check(policy)
+    return head
