@@ -16,7 +16,7 @@ from launch.cli.signals import StopSignals
 from launch.data.hub import with_commit
 from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.sets import evaluate_sets, load_sets
-from launch.run.networks import idle_draft, params_of
+from launch.run.networks import params_of, without_idle_draft
 from launch.run.pin_references import with_commits, with_step
 from launch.setup.experiment import build_experiment
 from launch.timing import provenance
@@ -38,13 +38,12 @@ def main(argv: list[str]) -> int:
     with StopSignals(console.print) as signals, long_phases_beside(files, signals, config, args) as long_phases:
         experiment = build_experiment(config, training=False, long_phases=long_phases)
         params = params_of(args.checkpoint, experiment, args.checkpoint_step)
-        if (idle := idle_draft(args.checkpoint, experiment)) is not None:
-            experiment = experiment.without_draft()
+        experiment, idle = without_idle_draft(args.checkpoint, experiment)
         results = provenance("launch.evaluate") | {"recipe": config.name}
         results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}
         write_results(args.json, results | evaluate_sets(experiment, params, sets, args, console, long_phases))
-        if idle is not None:
-            console.print(idle)
+        for line in idle:
+            console.print(line)
     return 0
 
 

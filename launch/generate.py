@@ -4,7 +4,7 @@ Without `--prompt` it shows the first training problem as the model is asked, an
 """
 
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, repeat
 
 from launch.cli.console import console
 from launch.cli.hosts import join_hosts
@@ -13,7 +13,7 @@ from launch.cli.paths import check_checkpoint, check_policy_source
 from launch.cli.recipe_options import GENERATE
 from launch.data.problems import Problem
 from launch.evaluation.one_prompt import answer_prompt, as_asked
-from launch.run.networks import idle_draft, params_of
+from launch.run.networks import params_of, without_idle_draft
 from launch.run.pin_references import with_commits
 from launch.setup.experiment import build_experiment
 from launch.setup.problems import build_problems, build_tokenizer, check_sources
@@ -63,17 +63,15 @@ def main(argv: list[str]) -> int:
         return 0
     check_policy_source(config, args.checkpoint)
     experiment = build_experiment(config, training=False)
+    experiment, idle = without_idle_draft(args.checkpoint, experiment)
+    # A single answer comes in many pieces.
     params = params_of(args.checkpoint, experiment, args.checkpoint_step)
-    if (idle := idle_draft(args.checkpoint, experiment)) is not None:
-        experiment = experiment.without_draft()
-    numbers = count(1)
+    places = repeat("") if args.samples == 1 else (f"[{number}] " for number in count(1))
 
     def show(piece: str) -> None:
-        # A single answer comes in many pieces.
-        console.print(piece if args.samples == 1 else f"[{next(numbers)}] {piece}", end="")
+        console.print(next(places) + piece, end="")
 
-    summary = answer_prompt(experiment, params, problem.prompt, args.samples, show)
-    console.print(summary if idle is None else f"{summary}, {idle}")
+    console.print(", ".join([answer_prompt(experiment, params, problem.prompt, args.samples, show), *idle]))
     return 0
 
 

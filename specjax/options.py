@@ -64,7 +64,8 @@ Factor = Annotated[float, above(0), at_most(1e6)]
 # Networks are traced layer by layer, and drafts token by token.
 MOST_LAYERS = 256
 Layers = Annotated[int, at_least(1), at_most(MOST_LAYERS)]
-DraftLength = Annotated[int, at_least(0), at_most(128)]
+MOST_DRAFTED = 128
+DraftLength = Annotated[int, at_least(0), at_most(MOST_DRAFTED)]
 
 
 class Options:

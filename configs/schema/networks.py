@@ -8,7 +8,7 @@ from models.config import DecoderConfig, Dtype, HeadDim, Remat
 from models.drafts.mtp import ConventionName
 from specjax.drafters.distillation import Objective, PassDecay, Passes
 from specjax.drafters.lookup import MatchLength, check_lengths
-from specjax.options import DraftLength, Layers, NonNegative, Options, Positive, Weight, at_least, at_most
+from specjax.options import MOST_DRAFTED, DraftLength, Layers, NonNegative, Options, Positive, Weight, at_least, at_most
 from specjax.types import EightBit
 
 DRAFT_KINDS = ("eagle3", "dflash", "dspark", "mtp", "model", "none")
@@ -54,13 +54,15 @@ class ModelConfig(Options):
 
 @dataclass(frozen=True)
 class HeadConfig(Options):
-    """An EAGLE-3 head with random weights. Fields are named as in public checkpoints.
+    """An EAGLE-3 head or block draft with random weights. Fields are named as in public checkpoints.
 
-    See models.drafts.eagle3.Eagle3Config.
+    See models.drafts.eagle3.Eagle3Config. A block draft reads the first four alone (models.drafts.block.BlockConfig).
 
     Attributes:
-        num_layers:           Decoder layers.
+        num_layers:           Decoder layers. None: 1, and 5 of a block draft.
         sliding_window:       Number of latest positions that attention sees. None: all.
+        block_size:           Most tokens that a block draft drafts; rollout.draft_length may be less.
+        markov_rank:          Rank of dspark's Markov head.
         qk_norm:              Norm queries and keys, as Qwen3 does.
         use_aux_hidden_state: Read the feature layers. False: read the policy's last hidden state alone.
         norm_before_fc:       Norm the concatenated features (EAGLE-3.1).
@@ -69,33 +71,16 @@ class HeadConfig(Options):
         norm_output:          Feed the normed state back to the next draft step (EAGLE-3.1).
     """
 
-    num_layers: Layers = 1
+    num_layers: Layers | None = None
     sliding_window: Positive | None = None
+    block_size: Annotated[int, at_least(1), at_most(MOST_DRAFTED)] = 7
+    markov_rank: Positive = 256
     qk_norm: bool = False
     use_aux_hidden_state: bool = True
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_before_residual: bool = False
     norm_output: bool = False
-
-
-@dataclass(frozen=True)
-class BlockOptions(Options):
-    """A block draft with random weights: kind dflash or dspark. See models.drafts.block.BlockConfig.
-
-    Attributes:
-        num_layers:     Decoder layers.
-        size:           Most tokens that it drafts; rollout.draft_length may be less.
-        sliding_window: Number of latest positions that attention sees. None: all.
-        mask_token_id:  Row of the policy's embedding that stands for a token to draft. None: a row of its own.
-        markov_rank:    Rank of dspark's Markov head.
-    """
-
-    num_layers: Layers = 5
-    size: Annotated[int, at_least(1), at_most(128)] = 7
-    sliding_window: Positive | None = None
-    mask_token_id: NonNegative | None = None
-    markov_rank: Positive = 256
 
 
 @dataclass(frozen=True)
@@ -132,9 +117,8 @@ class DraftConfig(Options):
     A width, number of heads or head_dim of None is the policy's.
 
     Attributes:
-        kind:              eagle3: an EAGLE-3 head; dflash, dspark: a block draft; mtp: the policy's own
-                           multi-token-prediction head; model: a small policy; none: no draft, lookup alone; or your
-                           own drafter, as package.module:name.
+        kind:              eagle3: an EAGLE-3 head; dflash, dspark: a block draft; mtp: the policy's own MTP head;
+                           model: a small policy; none: lookup alone; or your own drafter, as package.module:name.
         path:              Checkpoint: ours, SpecForge's, SafeAILab's or speculators'; with kind model, of a policy.
                            None: random weights.
         intermediate_size: Width of the MLP.
@@ -142,8 +126,7 @@ class DraftConfig(Options):
         num_kv_heads:      Key-value heads.
         head_dim:          Width of a head.
         vocab_size:        Draft only this many tokens, the most frequent of the training problems. None: all.
-        head:              Details of an EAGLE-3 head with random weights.
-        block:             Details of a block draft with random weights.
+        head:              Details of an EAGLE-3 head or block draft with random weights.
         architecture:      Network of kind model with random weights.
         loss:              cross_entropy with the policy's distribution; kl; total_variation (1 - acceptance); or
                            hybrid, which moves from kl to total_variation as acceptance rises.
@@ -162,7 +145,6 @@ class DraftConfig(Options):
     head_dim: HeadDim | None = None
     vocab_size: Positive | None = None
     head: HeadConfig = field(default_factory=HeadConfig)
-    block: BlockOptions = field(default_factory=BlockOptions)
     architecture: DecoderConfig | None = None
     loss: Objective = "cross_entropy"
     unroll: Passes = 3

@@ -26,8 +26,11 @@ def params_of(checkpoint: str | None, experiment: Experiment, which: Which = "ne
     return experiment.networks.params if checkpoint is None else restore_params(Path(checkpoint), experiment, which)
 
 
-def idle_draft(checkpoint: str | None, experiment: Experiment) -> str | None:
-    """Return a line that says why answers are generated without the draft; None if it is to be used."""
+def without_idle_draft(checkpoint: str | None, experiment: Experiment) -> tuple[Experiment, list[str]]:
+    """Return the experiment, and [] or, if it goes on without its draft, the reason.
+
+    A draft is left out if it has random weights, or if the last step of the run did not use it.
+    """
     draft, reason = experiment.networks.draft, None
     if checkpoint is None and draft.read_from is None and draft.has_params:
         reason = "it has random weights"
@@ -35,7 +38,7 @@ def idle_draft(checkpoint: str | None, experiment: Experiment) -> str | None:
         lengths = [record.get("rollout/draft_length") for record in records_of(Path(checkpoint) / METRICS_FILE)]
         if next((length for length in reversed(lengths) if length is not None), None) == 0:
             reason = "the last step of the run did not use it either"
-    return None if reason is None else f"generated without the draft: {reason}"
+    return (experiment, []) if reason is None else (experiment.without_draft(), [f"without the draft: {reason}"])
 
 
 def restore_params(directory: Path, experiment: Experiment, which: Which = "newest") -> Params:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -38,7 +38,7 @@ class BuiltPolicy(NamedTuple):
     decoder: DecoderConfig | None
 
 
-def build_policy(config: RunConfig, saved: SavedDraft[Any] | None, mesh: Mesh, key: jax.Array | None) -> BuiltPolicy:
+def build_policy(config: RunConfig, saved: SavedDraft | None, mesh: Mesh, key: jax.Array | None) -> BuiltPolicy:
     """Build the policy. It returns the features that the draft reads.
 
     saved: the draft, if it comes from a checkpoint; it determines the feature layers.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -31,17 +31,17 @@ _KINDS = {"eagle3": Eagle3Config, "block": BlockConfig}
 Shape = TypeVar("Shape", Eagle3Config, BlockConfig)
 
 
-class SavedDraft(NamedTuple, Generic[Shape]):
+class SavedDraft(NamedTuple):
     """Contents of a draft checkpoint.
 
     Attributes:
-        config: Shape of the draft.
+        config: Shape of the draft, an Eagle3Config or a BlockConfig.
         params: Parameters of the draft.
         target_ids: int32 [Vd], the policy's id of each token of the draft's vocabulary, ascending; None for all of V.
         feature_layers: Layers of the policy on whose entry the draft reads; empty if the checkpoint does not say.
     """
 
-    config: Shape
+    config: Any
     params: PyTree
     target_ids: np.ndarray | None
     feature_layers: tuple[int, ...]
@@ -68,7 +68,7 @@ def save_draft_checkpoint(
             np.save(temporary / _IDS, target_ids.astype(np.int32))
 
 
-def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft[Any]:
+def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft:
     """Load a draft. Its parameters are sharded over the mesh and keep the dtypes in which they were saved.
 
     Raises a one-line ValueError for a missing or unknown config field, a broken checkpoint, or if config, ids and
@@ -80,7 +80,7 @@ def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft[Any]:
         with errors_name(directory):
             check_target_ids(ids, config)
     params = restore_params(directory, fitting_params(init_of(config), mesh))
-    return SavedDraft[Any](config, params, ids, layers)
+    return SavedDraft(config, params, ids, layers)
 
 
 def init_of(config: Eagle3Config | BlockConfig) -> Callable[[jax.Array], PyTree]:

@@ -31,7 +31,7 @@ _DTYPES = {**DTYPES, "F16": np.dtype("float16")}
 _LEAST_COSINE = 0.9
 
 
-def load_eagle3(directory: Path, mesh: Mesh, param_dtype: Dtype | None = None) -> SavedDraft[Eagle3Config]:
+def load_eagle3(directory: Path, mesh: Mesh, param_dtype: Dtype | None = None) -> SavedDraft:
     """Load the head in a directory of either dialect, sharded over the mesh.
 
     Reads safetensors, or `pytorch_model.bin` if torch is installed. By default every tensor keeps its dtype.
@@ -61,7 +61,7 @@ def read_eagle3_config(directory: Path) -> tuple[Eagle3Config, tuple[int, ...]]:
 
 def save_eagle3(
     directory: Path,
-    draft: SavedDraft[Eagle3Config],
+    draft: SavedDraft,
     dialect: Dialect,
     source: Mapping[str, Any] | None = None,
     carried: Mapping[str, np.ndarray] | None = None,
@@ -155,7 +155,7 @@ def _mean_cosine(copy: Any, table: jax.Array) -> float:
     return total / len(table)
 
 
-def _describes(source: Mapping[str, Any], draft: SavedDraft[Eagle3Config]) -> bool:
+def _describes(source: Mapping[str, Any], draft: SavedDraft) -> bool:
     """Return whether a `config.json` describes this head, dtypes aside."""
     config, layers = config_from_public(source)
     config = replace(config, dtype=draft.config.dtype, param_dtype=draft.config.param_dtype)

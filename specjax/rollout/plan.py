@@ -27,8 +27,7 @@ class RolloutConfig(Options):
         group_size:     Completions per prompt.
         max_new_tokens: Most tokens of a completion.
         draft_length:   Tokens drafted per round (k); 0: autoregressive decoding.
-        draft_lengths:  Choose k among these per phase, by measured cost and acceptance. Empty, and in evaluation:
-                        draft_length, there 0 while rollouts have 0.
+        draft_lengths:  Choose k among these per phase, by measured cost and acceptance. Empty: draft_length.
         verifier:       `rejection` and `block` keep the distribution, `coupled` keeps the tokens.
                         In Python also a Verifier of your own.
         law:            Sampling distribution.

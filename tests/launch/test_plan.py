@@ -144,7 +144,7 @@ def test_the_base_of_adapters_is_held_once_and_sent_before_the_first_step(config
 
 
 def test_the_example_of_the_page(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Of the update, what follows from shapes is computed; totals of both programs are those that were recorded."""
+    """Compute what follows from the update's shapes; totals of both programs are those that were recorded."""
     text = (ROOT / "docs" / "plan.md").read_text()
     words, shown = blocks(text, "bash")[0].split()[3:], blocks(text)[0].splitlines()
     recorded = read_json(ROOT / "benchmarks" / "results" / "plans" / "qwen3_8b_rl_zero_8xh100.json")["programs"]

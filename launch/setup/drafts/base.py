@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -50,7 +50,7 @@ class DraftContext(NamedTuple):
     key: jax.Array | None
     problems: Sequence[Problem]
     tokenizer: Tokenizer
-    saved: SavedDraft[Any] | None = None
+    saved: SavedDraft | None = None
 
 
 @dataclass(frozen=True)

@@ -80,12 +80,12 @@ def build_block(context: DraftContext) -> Draft:
 
 def fresh_block(draft: DraftConfig, policy: DecoderConfig) -> BlockConfig:
     """Return the shape of a block draft with random weights. Sizes that the section does not set are the policy's."""
-    options = draft.block
+    options = draft.head
     sizes = {name: getattr(draft, name) for name in ("intermediate_size", "num_heads", "num_kv_heads", "head_dim")}
+    sizes |= {"num_layers": options.num_layers, "sliding_window": options.sliding_window}
     changes: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
-    changes |= {"num_layers": options.num_layers, "sliding_window": options.sliding_window}
-    changes |= {"mask_token_id": options.mask_token_id, "sample_from_anchor": draft.kind == "dspark"}
-    changes["markov_rank"] = options.markov_rank if draft.kind == "dspark" else 0
-    head = block_like(policy, options.size, **changes)
+    if draft.kind == "dspark":
+        changes["markov_rank"] = options.markov_rank
+    head = block_like(policy, options.block_size, sample_from_anchor=draft.kind == "dspark", **changes)
     head.check(policy)
     return head

@@ -21,6 +21,9 @@ from models.sheets import eagle3_sheet
 from specjax.cost import DraftSheet
 from specjax.types import PyTree
 
+# Options of a head that only block drafts have.
+ONLY_BLOCKS = ("block_size", "markov_rank")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Draft(Draft):
@@ -108,7 +111,7 @@ def build_eagle3(context: DraftContext) -> Draft:
     )
 
 
-def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft[Eagle3Config]:
+def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft:
     """Return a head with random weights. Sizes that the draft section does not set are the policy's."""
     config, tokenizer = context.config, context.tokenizer
     draft, ids = config.draft, None
@@ -117,7 +120,8 @@ def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft[Eagle
     elif draft.vocab_size is not None:
         ids = frequent_tokens(context.problems, tokenizer, draft.vocab_size, policy.vocab_size)
     sizes = {name: getattr(draft, name) for name in ("intermediate_size", "num_heads", "num_kv_heads", "head_dim")}
-    changes = asdict(draft.head) | {name: size for name, size in sizes.items() if size is not None}
+    given = asdict(draft.head) | sizes
+    changes = {name: value for name, value in given.items() if value is not None and name not in ONLY_BLOCKS}
     if not draft.head.use_aux_hidden_state:
         changes["feature_size"] = policy.hidden_size
     head = eagle3_like(policy, draft.vocab_size or policy.vocab_size, **changes)

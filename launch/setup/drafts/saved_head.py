@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +21,7 @@ from models.hf.eagle3_files import check_embedding, load_eagle3, read_eagle3_con
 from models.params import abstract_params
 
 
-def read_head(config: RunConfig, mesh: Mesh, *, shapes: bool = False) -> SavedDraft[Any] | None:
+def read_head(config: RunConfig, mesh: Mesh, *, shapes: bool = False) -> SavedDraft | None:
     """Load the head or block draft of draft.path. Return None for other kinds, or if draft.path is not set.
 
     shapes: see `load_head`.
@@ -36,7 +35,7 @@ def read_head(config: RunConfig, mesh: Mesh, *, shapes: bool = False) -> SavedDr
     return saved
 
 
-def load_head(path: Path, mesh: Mesh, *, shapes: bool = False) -> SavedDraft[Any]:
+def load_head(path: Path, mesh: Mesh, *, shapes: bool = False) -> SavedDraft:
     """Load an EAGLE-3 head in our layout or a public dialect. Raises ValueError if the directory holds none.
 
     shapes: read only `config.json`. Parameters are ShapeDtypeStructs; a reduced vocabulary is taken as the first ids.
@@ -49,11 +48,11 @@ def load_head(path: Path, mesh: Mesh, *, shapes: bool = False) -> SavedDraft[Any
     if shapes:
         config, layers = read_draft_config(path) if "kind" in fields else read_eagle3_config(path)
         ids = np.arange(config.draft_vocab_size, dtype=np.int32) if isinstance(config, Eagle3Config) else None
-        return SavedDraft[Any](config, abstract_params(init_of(config), mesh), ids, layers)
+        return SavedDraft(config, abstract_params(init_of(config), mesh), ids, layers)
     return load_draft_checkpoint(path, mesh) if "kind" in fields else load_eagle3(path, mesh)
 
 
-def layers_to_read(saved: SavedDraft[Any], config: RunConfig) -> tuple[int, ...]:
+def layers_to_read(saved: SavedDraft, config: RunConfig) -> tuple[int, ...]:
     """Return the layers of the policy that a saved head reads; () if neither the run nor the head states them.
 
     Raises ConfigError if the two state different layers.
@@ -64,9 +63,7 @@ def layers_to_read(saved: SavedDraft[Any], config: RunConfig) -> tuple[int, ...]
     return configured or stated
 
 
-def fit_head(
-    saved: SavedDraft[Any], config: RunConfig, policy: DecoderConfig, embedding: jax.Array | None
-) -> SavedDraft[Any]:
+def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedding: jax.Array | None) -> SavedDraft:
     """Check that a saved head fits the policy. Return it in the dtypes of the policy.
 
     Raises ValueError if shapes, layers or vocabulary do not fit, or if the checkpoint states another policy. A smaller
