@@ -1,4 +1,4 @@
-"""Loader of EAGLE-3 heads, and checks that they fit the policy and the run."""
+"""Loader of EAGLE-3 heads and block drafts, and checks that they fit the policy and the run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from models.config import DecoderConfig
 from models.drafts.block import BlockConfig
 from models.drafts.eagle3 import Eagle3Config
 from models.files import CARRIED, errors_name, read_json
+from models.hf.block_files import block_dialect_of, load_block, read_block_config
 from models.hf.eagle3_dialects import check_stated_policy, dialect_of
 from models.hf.eagle3_files import check_embedding, load_eagle3, read_eagle3_config
 from models.params import abstract_params
@@ -36,20 +37,26 @@ def read_head(config: RunConfig, mesh: Mesh, *, shapes: bool = False) -> SavedDr
 
 
 def load_head(path: Path, mesh: Mesh, *, shapes: bool = False) -> SavedDraft:
-    """Load an EAGLE-3 head in our layout or a public dialect. Raises ValueError if the directory holds none.
+    """Load a head or block draft in our layout or a public dialect. Raises ValueError if the directory holds none.
 
     shapes: read only `config.json`. Parameters are ShapeDtypeStructs; a reduced vocabulary is taken as the first ids.
     """
     if not (path / "config.json").is_file():
         raise ConfigError(f"draft.path = {path}: must hold a config.json")
     fields = read_json(path / "config.json")
-    if "kind" not in fields and dialect_of(fields) is None:
-        raise ConfigError(f"draft.path = {path}: its config.json must describe an EAGLE-3 head")
-    if shapes:
-        config, layers = read_draft_config(path) if "kind" in fields else read_eagle3_config(path)
-        ids = np.arange(config.draft_vocab_size, dtype=np.int32) if isinstance(config, Eagle3Config) else None
-        return SavedDraft(config, abstract_params(init_of(config), mesh), ids, layers)
-    return load_draft_checkpoint(path, mesh) if "kind" in fields else load_eagle3(path, mesh)
+    if "kind" in fields:
+        read, load = read_draft_config, load_draft_checkpoint
+    elif block_dialect_of(fields) is not None:
+        read, load = read_block_config, load_block
+    elif dialect_of(fields) is not None:
+        read, load = read_eagle3_config, load_eagle3
+    else:
+        raise ConfigError(f"draft.path = {path}: its config.json must describe an EAGLE-3 head or a block draft")
+    if not shapes:
+        return load(path, mesh)
+    config, layers = read(path)
+    ids = np.arange(config.draft_vocab_size, dtype=np.int32) if isinstance(config, Eagle3Config) else None
+    return SavedDraft(config, abstract_params(init_of(config), mesh), ids, layers)
 
 
 def layers_to_read(saved: SavedDraft, config: RunConfig) -> tuple[int, ...]:

@@ -1,0 +1,171 @@
+"""Block drafts of every public dialect draft as the numpy reference, from files written by hand."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models.drafts.block import make_block
+from models.hf.block_files import load_block, read_block_config
+from specjax.parallel.mesh import MeshConfig, make_mesh
+from specjax.types import Params
+from tests.models.block_reference import BlockShape, block_logits
+from tests.models.eagle3_reference import Weights
+from tests.models.test_block_drafts import DECODER, POLICY, VOCAB, WEIGHTS, WIDTH
+
+ONE = make_mesh(MeshConfig())
+HEADS, KV_HEADS, HEAD_DIM, INNER, MASK = 4, 2, 6, 16, 16
+LAYER = dict(
+    model_type="qwen3", hidden_act="silu", hidden_size=WIDTH, intermediate_size=INNER, num_attention_heads=HEADS,
+    num_key_value_heads=KV_HEADS, head_dim=HEAD_DIM, attention_bias=False, vocab_size=VOCAB, num_hidden_layers=2,
+    max_position_embeddings=64, rms_norm_eps=1e-3, rope_theta=50.0, use_cache=True, max_window_layers=2,
+    tie_word_embeddings=False,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Public:
+    """A checkpoint. drafted: the tokens that it drafts; layers: on whose entry it reads the policy."""
+
+    fields: dict[str, Any]
+    drafted: int
+    from_anchor: bool
+    windows: tuple[int | None, ...] = (None, None)
+    rank: int = 0
+    copies: bool = False
+    layers: tuple[int, ...] = (1, 2)
+    beside: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    def tensors(self) -> dict[str, np.ndarray]:
+        generator = np.random.default_rng(0)
+        shapes: dict[str, tuple[int, ...]] = {"fc.weight": (WIDTH, len(self.layers) * WIDTH)}
+        shapes |= {"hidden_norm.weight": (WIDTH,), "norm.weight": (WIDTH,)}
+        for i in range(2):
+            inner = {f"{name}_layernorm.weight": (WIDTH,) for name in ("input", "post_attention")}
+            inner |= {f"self_attn.{name}_norm.weight": (HEAD_DIM,) for name in "qk"}
+            inner |= {f"self_attn.{x}_proj.weight": (n * HEAD_DIM, WIDTH) for x, n in dict(q=4, k=2, v=2).items()}
+            inner |= {"self_attn.o_proj.weight": (WIDTH, HEADS * HEAD_DIM), "mlp.down_proj.weight": (WIDTH, INNER)}
+            inner |= {f"mlp.{name}_proj.weight": (INNER, WIDTH) for name in ("gate", "up")}
+            shapes |= {f"layers.{i}.{name}": shape for name, shape in inner.items()}
+        if self.rank:
+            shapes |= {f"markov_head.markov_w{i}.weight": (VOCAB, self.rank) for i in (1, 2)}
+        tensors = {name: generator.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+        if self.copies:
+            tensors["embed_tokens.weight"] = np.asarray(WEIGHTS["embed"]["embedding"], np.float32)
+            tensors["lm_head.weight"] = np.zeros((VOCAB, WIDTH), np.float32)
+        return tensors | {name: np.zeros(shape, np.float32) for name, shape in self.beside.items()}
+
+    def write(self, directory: Path, changed: dict[str, Any] | None = None, without: str | None = None) -> Weights:
+        from safetensors.numpy import save_file
+
+        directory.mkdir(exist_ok=True)
+        tensors = {name: x for name, x in self.tensors().items() if name != without}
+        (directory / "config.json").write_text(json.dumps({**self.fields, **(changed or {})}))
+        save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+        return {name: x.astype(np.float64) for name, x in tensors.items()}
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+CONFIDENCE = {"confidence_head.proj.weight": (1, WIDTH + 3), "confidence_head.proj.bias": (1,)}
+PUBLIC = {
+    "zlab": Public(
+        LAYER
+        | dict(architectures=["DFlashDraftModel"], block_size=4, num_target_layers=3, layer_types=[FULL, SLIDING])
+        | dict(sliding_window=3, dflash_config=dict(mask_token_id=MASK, target_layer_ids=[0, 1]), dtype="float32"),
+        drafted=3,
+        from_anchor=False,
+        windows=(None, 3),
+    ),
+    "speculators": Public(
+        dict(
+            architectures=["DSparkSpeculator"], speculators_model_type="dspark", transformer_layer_config=LAYER,
+            block_size=3, aux_hidden_state_layer_ids=[1, 2], mask_token_id=MASK, markov_rank=3, draft_vocab_size=VOCAB,
+            markov_head_type="vanilla", enable_confidence_head=True, confidence_head_with_markov=True,
+            sliding_window_non_causal=False, speculators_version="0.9.0",
+        ),
+        drafted=3,
+        from_anchor=True,
+        rank=3,
+        beside=CONFIDENCE,
+    ),
+    "deepspec": Public(
+        LAYER
+        | dict(architectures=["Qwen3DSparkModel"], block_size=3, target_layer_ids=[0, 1], mask_token_id=MASK)
+        | dict(num_target_layers=3, num_anchors=512, markov_rank=0),
+        drafted=3,
+        from_anchor=True,
+        copies=True,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_draft_is_read(tmp_path: Path, name: str):
+    pytest.importorskip("safetensors")
+    public = PUBLIC[name]
+    weights = public.write(tmp_path)
+    config, params, ids, layers = load_block(tmp_path, ONE)
+    assert (layers, ids, config.block_size) == (public.layers, None, public.drafted)
+    config.check(DECODER)
+    head, generator = make_block(config, POLICY).head, np.random.default_rng(1)
+    features = generator.normal(size=(1, 4, 2 * WIDTH)).astype(np.float32)
+    previous = [5, 2, 7]
+
+    @jax.jit
+    def run(params: Params, features: jax.Array) -> jax.Array:
+        at, end = jnp.zeros(1, jnp.int32), jnp.full(1, 4, jnp.int32)
+        cache = head.write(params, features, head.init_cache(1, 8), at)
+        states, _ = head.block(params, jnp.array([[previous[0]]]), end[:, None], 3, cache, at, end)
+        logits = head.unembed(params, states[:, 0])[0]
+        return logits if head.follow is None else logits + head.follow(params, jnp.array(previous))
+
+    table = np.asarray(WEIGHTS["embed"]["embedding"], np.float64)
+    own = np.asarray(WEIGHTS["head"]["kernel"], np.float64).T
+    shape = BlockShape(HEADS, KV_HEADS, HEAD_DIM, 50.0, 1e-3, public.from_anchor, public.windows)
+    expected = block_logits(weights, shape, table, own, table[MASK], features[0].astype(float), 0, 5, previous)
+    np.testing.assert_allclose(run(Params(WEIGHTS, params), features), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "name, changed, message",
+    [
+        ("zlab", {"dflash_config": {"target_layer_ids": [0, 1]}}, "mask_token_id = null: must be a token id"),
+        ("zlab", {"dflash_config": {"mask_token_id": 3}}, "target_layer_ids: missing"),
+        (
+            "zlab",
+            {"dflash_config": {"mask_token_id": 99, "target_layer_ids": [0]}},
+            "mask_token_id = 99:",
+        ),
+        ("zlab", {"dflash_config": {"final_logit_softcapping": 30.0}}, "dflash_config.final_logit_softcapping = 30.0"),
+        (
+            "zlab",
+            {"architectures": ["DFlash2DraftModel"]},
+            'architectures = "DFlash2DraftModel"',
+        ),
+        ("zlab", {"model_type": "llama"}, 'model_type = "llama": must be "qwen3"'),
+        ("zlab", {"layer_types": [FULL]}, "layer_types"),
+        ("speculators", {"markov_head_type": "rnn"}, 'markov_head_type = "rnn": must be "vanilla"'),
+        ("speculators", {"draft_vocab_size": 9}, "draft_vocab_size = 9: must be vocab_size = 17"),
+        ("speculators", {"speculators_model_type": "dflash2"}, "speculators_model_type"),
+        ("speculators", {"qkv_proj": True}, "qkv_proj = true: unknown field"),
+        ("deepspec", {"mask_token_id": None}, "mask_token_id = null"),
+    ],
+)
+def test_other_drafts_are_refused_in_one_line(tmp_path: Path, name: str, changed: dict[str, Any], message: str):
+    pytest.importorskip("safetensors")
+    PUBLIC[name].write(tmp_path, changed)
+    with pytest.raises(ValueError) as error:
+        read_block_config(tmp_path)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_missing_tensor_is_named(tmp_path: Path):
+    pytest.importorskip("safetensors")
+    PUBLIC["speculators"].write(tmp_path, without="markov_head.markov_w2.weight")
+    with pytest.raises(ValueError, match=r"markov_head\.markov_w2\.weight"):
+        load_block(tmp_path, ONE)
