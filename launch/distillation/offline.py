@@ -42,7 +42,7 @@ class DistillArgs(Options):
         checkpoint:      Run directory whose policy generates the answers. None: the policy of model.path.
         checkpoint_step: Checkpoint of that run: newest, best or a step.
         start:           Draft to start from: the recipe's, or the one in `checkpoint`.
-        dialect:         Also write an EAGLE-3 head in this layout; ours: only DIR/draft.
+        dialect:         Also write the draft in this layout; ours: only DIR/draft.
         verifier:        Policy name to write in a speculators config. None: the policy's directory.
         responses:       File of answers (prompt and response, messages or conversations), a folder of files or a name
                          on the hub. None: generate them.
@@ -53,7 +53,7 @@ class DistillArgs(Options):
     checkpoint: str | None = None
     checkpoint_step: Which = "newest"
     start: Literal["recipe", "checkpoint"] = "recipe"
-    dialect: Literal["ours", "specforge", "speculators"] = "ours"
+    dialect: Literal["ours", "specforge", "speculators", "zlab"] = "ours"
     verifier: str | None = None
     responses: str | None = None
     save_responses: str | None = None

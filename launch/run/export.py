@@ -31,7 +31,7 @@ class ExportArgs(Options):
         checkpoint:      Directory of the run.
         checkpoint_step: Checkpoint of that run: newest, best or a step.
         part:            policy (includes an MTP head; adapters are merged), draft, or adapters (PEFT's files).
-        dialect:         Layout of an EAGLE-3 head. --draft.path reads ours.
+        dialect:         Layout of the draft: an EAGLE-3 head has specforge, a DFlash draft zlab, both speculators.
         verifier:        Policy name to write in a speculators config. None: `checkpoint`.
         param_dtype:     Dtype to write; kept: the run's dtype.
     """
@@ -39,7 +39,7 @@ class ExportArgs(Options):
     checkpoint: str
     checkpoint_step: Which = "newest"
     part: Literal["policy", "draft", "adapters"] = "policy"
-    dialect: Literal["ours", "specforge", "speculators"] = "ours"
+    dialect: Literal["ours", "specforge", "speculators", "zlab"] = "ours"
     verifier: str | None = None
     param_dtype: Literal["kept", "float32", "bfloat16"] = "kept"
 

@@ -1,4 +1,4 @@
-"""Import of block drafts in the layouts of z-lab (DFlash), speculators and DeepSpec.
+"""Block drafts in the layouts of z-lab (DFlash), speculators and DeepSpec: import of all, export of the first two.
 
 Their `config.json` differ in what they count. z-lab and speculators count the slots of a block, DeepSpec the drafted
 tokens. We read the residual stream on entry to layer i: speculators calls it i too, the others i - 1, the layer whose
@@ -13,16 +13,18 @@ from typing import Any, Literal
 from jax.sharding import Mesh
 
 from models.checkpoints.draft import SavedDraft
-from models.config import Dtype
+from models.config import DecoderConfig, Dtype
 from models.drafts.block import BlockConfig, init_block
-from models.files import errors_name, read_json
+from models.files import errors_name, new_directory, optional, read_json, write_json
 from models.hf.block_layout import block_draft_tensors
-from models.hf.config import config_from_hf
+from models.hf.config import config_from_hf, config_to_hf
+from models.hf.eagle3_dialects import Dialect
 from models.hf.eagle3_layout import EMBEDDING
 from models.hf.layout import HEAD
-from models.hf.load import check_names, open_tensors, read_tensors
+from models.hf.load import SINGLE, check_names, open_tensors, read_tensors
 from models.json_fields import boolean, check, integer, layer_ids, nested, refuse_unknown, show, texts
-from models.params import fitting_params
+from models.params import by_path, fitting_params
+from specjax.parallel import processes
 
 BlockDialect = Literal["zlab", "speculators", "deepspec"]
 
@@ -75,6 +77,81 @@ def load_block(directory: Path, mesh: Mesh, param_dtype: Dtype | None = None) ->
     check_names(directory, views, tensors)
     targets = fitting_params(partial(init_block, config), mesh)
     return SavedDraft(config, read_tensors(directory, views, tensors, targets, param_dtype), None, layers)
+
+
+def save_block(
+    directory: Path, draft: SavedDraft, dialect: Dialect, policy: DecoderConfig, verifier: str | None = None
+) -> None:
+    """Write a block draft in this dialect, completely or not at all. Every tensor keeps its bits and its dtype.
+
+    verifier: name or path of the policy, which only speculators' files state.
+
+    Raises ValueError if the directory is in use, or the dialect cannot describe the draft, and ImportError without
+    safetensors.
+    """
+    save_file = optional("safetensors.numpy").save_file
+    flat = by_path(draft.params)
+    fields = block_to_public(draft.config, draft.feature_layers, dialect, policy, verifier)
+    tensors = {
+        name: stored.pack(processes.fetch(flat[stored.path]))
+        for name, stored in block_draft_tensors(draft.config).items()
+    }
+    with new_directory(directory) as temporary:
+        write_json(temporary / "config.json", fields)
+        if processes.primary():
+            save_file(tensors, temporary / SINGLE, metadata={"format": "pt"})
+
+
+def block_to_public(
+    config: BlockConfig, layers: tuple[int, ...], dialect: Dialect, policy: DecoderConfig, verifier: str | None = None
+) -> dict[str, Any]:
+    """Return the fields of a `config.json` in this dialect. Raises ValueError if it cannot describe the draft."""
+    if dialect == "specforge":
+        raise ValueError("kind: specforge has EAGLE-3 heads only; write the dialect zlab or speculators")
+    if config.mask_token_id is None:
+        raise ValueError("mask_token_id = None: the draft has a mask row of its own, which public files cannot hold")
+    slots = config.block_size + (not config.sample_from_anchor)
+    decoder = DecoderConfig(
+        **config.layer_options(),
+        vocab_size=config.vocab_size,
+        num_layers=config.num_layers,
+        max_positions=config.max_positions,
+        sliding_window=config.sliding_window,
+        sliding_layers=config.sliding_layers,
+    )
+    layer = config_to_hf(decoder)
+    if dialect == "zlab":
+        if config.markov_rank or config.sample_from_anchor:
+            raise ValueError("sample_from_anchor, markov_rank: zlab has DFlash drafts only; write speculators")
+        if 0 in layers:
+            raise ValueError(f"feature_layers = {layers}: zlab cannot express the input of layer 0; write speculators")
+        inner = {"mask_token_id": config.mask_token_id, "target_layer_ids": [i - 1 for i in layers]}
+        own = {"architectures": ["DFlashDraftModel"], "block_size": slots, "num_target_layers": policy.num_layers}
+        return layer | own | {"dflash_config": inner, "is_causal": config.sliding_causal}
+    kind = "dspark" if config.markov_rank else "dflash"
+    markov = {"markov_rank": config.markov_rank, "markov_head_type": "vanilla", "enable_confidence_head": False}
+    greedy = {"proposal_type": "greedy", "speculative_tokens": config.block_size}
+    return {
+        "architectures": ["DSparkSpeculator" if config.markov_rank else "DFlashSpeculator"],
+        "aux_hidden_state_layer_ids": list(layers),
+        "block_size": slots,
+        "draft_vocab_size": config.vocab_size,
+        "mask_token_id": config.mask_token_id,
+        "sample_from_anchor": config.sample_from_anchor,
+        "sliding_window_non_causal": not config.sliding_causal,
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [greedy],
+            "verifier": {"name_or_path": verifier, "architectures": config_to_hf(policy)["architectures"]},
+        },
+        "speculators_model_type": kind,
+        "target_hidden_size": config.hidden_size,
+        "tie_word_embeddings": False,
+        "torch_dtype": config.param_dtype,
+        "transformer_layer_config": layer,
+        **(markov if config.markov_rank else {}),
+    }
 
 
 def block_from_public(fields: Mapping[str, Any]) -> tuple[BlockConfig, tuple[int, ...]]:

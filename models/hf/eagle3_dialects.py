@@ -14,7 +14,8 @@ from models.hf.config import config_from_hf, config_to_hf
 from models.hf.families import FAMILIES
 from models.json_fields import boolean, check, integer, layer_ids, nested, one_of, refuse_unknown, show, texts
 
-Dialect = Literal["specforge", "speculators"]
+# Block drafts have zlab in place of specforge.
+Dialect = Literal["specforge", "speculators", "zlab"]
 
 _FLAGS = ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output")
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
@@ -78,6 +79,8 @@ def config_to_public(
 
     Raises ValueError if the dialect cannot describe the head.
     """
+    if dialect == "zlab":
+        raise ValueError("kind: zlab has DFlash drafts only; write the dialect specforge or speculators")
     outer: dict[str, Any] = {"draft_vocab_size": config.draft_vocab_size, "target_hidden_size": None}
     outer |= {name: getattr(config, name) for name in _FLAGS}
     if dialect == "speculators":

@@ -1,7 +1,7 @@
 """Block drafts of every public dialect draft as the numpy reference, from files written by hand."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.drafts.block import make_block
-from models.hf.block_files import load_block, read_block_config
+from models.drafts.block import block_like, make_block
+from models.hf.block_files import block_to_public, load_block, read_block_config, save_block
+from models.hf.eagle3_dialects import Dialect
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.types import Params
 from tests.models.block_reference import BlockShape, block_logits
@@ -129,6 +130,31 @@ def test_a_public_draft_is_read(tmp_path: Path, name: str):
     shape = BlockShape(HEADS, KV_HEADS, HEAD_DIM, 50.0, 1e-3, public.from_anchor, public.windows)
     expected = block_logits(weights, shape, table, own, table[MASK], features[0].astype(float), 0, 5, previous)
     np.testing.assert_allclose(run(Params(WEIGHTS, params), features), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name, dialect", [("zlab", "zlab"), ("speculators", "speculators"), ("zlab", "speculators")])
+def test_a_draft_that_is_written_is_read_again_to_the_bit(tmp_path: Path, name: str, dialect: Dialect):
+    pytest.importorskip("safetensors")
+    PUBLIC[name].write(tmp_path / "read")
+    draft = load_block(tmp_path / "read", ONE)
+    save_block(tmp_path / "written", draft, dialect, replace(DECODER, qk_norm=True))
+    again = load_block(tmp_path / "written", ONE)
+    assert (again.config, again.feature_layers) == (draft.config, draft.feature_layers)
+    jax.tree.map(np.testing.assert_array_equal, again.params, draft.params)
+
+
+@pytest.mark.parametrize(
+    "dialect, changes, message",
+    [
+        ("specforge", {}, "specforge has EAGLE-3 heads only"),
+        ("zlab", {"mask_token_id": None}, "mask_token_id = None"),
+        ("zlab", {"sample_from_anchor": True}, "zlab has DFlash drafts only"),
+    ],
+)
+def test_a_draft_that_a_dialect_cannot_hold_is_refused(dialect: Dialect, changes: dict[str, Any], message: str):
+    config = block_like(DECODER, 3, **{"mask_token_id": MASK, "sample_from_anchor": False} | changes)
+    with pytest.raises(ValueError, match=message):
+        block_to_public(config, (1, 2), dialect, DECODER)
 
 
 @pytest.mark.parametrize(

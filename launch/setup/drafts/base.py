@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from configs.schema import DraftConfig, RunConfig
+from configs.schema import HEADS, DraftConfig, RunConfig
 from launch.cli.errors import ConfigError
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
@@ -115,7 +115,8 @@ class Draft:
         if not self.has_params:
             raise ConfigError(f"draft.kind = {self.kind}: has no parameters to write")
         if dialect is not None:
-            raise ConfigError(f"dialect = {dialect}: allowed only with draft.kind = eagle3, not {self.kind}")
+            kinds = " or ".join(HEADS)
+            raise ConfigError(f"dialect = {dialect}: allowed only with draft.kind = {kinds}, not {self.kind}")
 
     def write(
         self, directory: Path, params: PyTree, dialect: Dialect | None = None, verifier: str | None = None
@@ -133,3 +134,8 @@ def with_options(drafter: HeadDrafter, options: DraftConfig) -> HeadDrafter:
     """Return the drafter with those options of the draft section that do not depend on its network."""
     head = replace(drafter.head, eight_bit=options.rollout_dtype)
     return replace(drafter, head=head, unroll=options.unroll, decay=options.decay, objective=options.loss)
+
+
+def param_dtype(params: PyTree) -> str:
+    """Return the name of the dtype that all parameters of a network share."""
+    return jax.tree.leaves(params)[0].dtype.name

@@ -7,12 +7,13 @@ from typing import Any
 
 from configs.schema import DraftConfig
 from launch.cli.errors import ConfigError
-from launch.setup.drafts.base import Draft, DraftContext
+from launch.setup.drafts.base import Draft, DraftContext, param_dtype
 from launch.setup.drafts.saved_head import fit_head
 from launch.setup.policy import random_params
-from models.checkpoints.draft import save_draft_checkpoint
+from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
 from models.config import DecoderConfig
 from models.drafts.block import BlockConfig, block_like, init_block, make_block
+from models.hf.block_files import block_to_public, save_block
 from models.hf.eagle3_dialects import Dialect
 from specjax.types import PyTree
 
@@ -43,10 +44,23 @@ class BlockDraft(Draft):
         differing = [f"{name} = {own} (the policy's: {other})" for name, own, other in compared if own != other]
         return f"the draft of draft.path was made with {', '.join(differing)}" if differing else None
 
+    def check_writable(self, dialect: Dialect | None = None) -> None:
+        if dialect is None:
+            return
+        try:
+            block_to_public(self.head, self.decoder.feature_layers, dialect, self.decoder)
+        except ValueError as error:
+            raise ConfigError(f"dialect = {dialect}: {error}") from error
+
     def write(
         self, directory: Path, params: PyTree, dialect: Dialect | None = None, verifier: str | None = None
     ) -> None:
-        save_draft_checkpoint(directory, params, self.head, None, self.decoder.feature_layers)
+        head = replace(self.head, param_dtype=param_dtype(params))
+        if dialect is None:
+            save_draft_checkpoint(directory, params, head, None, self.decoder.feature_layers)
+        else:
+            saved = SavedDraft(head, params, None, self.decoder.feature_layers)
+            save_block(directory, saved, dialect, self.decoder, verifier)
 
 
 def build_block(context: DraftContext) -> Draft:
@@ -58,7 +72,7 @@ def build_block(context: DraftContext) -> Draft:
     draft = config.draft
     assert decoder is not None
     if context.saved is None:
-        head = fresh_block(draft, decoder)
+        head = fresh_block(draft, decoder, context.tokenizer.vocab_size)
         params = random_params(partial(init_block, head), context.key, context.mesh)
     else:
         embedding = None if context.key is None else context.policy.embedding(context.weights)
@@ -78,12 +92,18 @@ def build_block(context: DraftContext) -> Draft:
     return BlockDraft(drafter=drafter, params=params, head=head, decoder=decoder, read_from=read_from)
 
 
-def fresh_block(draft: DraftConfig, policy: DecoderConfig) -> BlockConfig:
-    """Return the shape of a block draft with random weights. Sizes that the section does not set are the policy's."""
+def fresh_block(draft: DraftConfig, policy: DecoderConfig, tokens: int) -> BlockConfig:
+    """Return the shape of a block draft with random weights. Sizes that the section does not set are the policy's.
+
+    tokens: size of the tokenizer's vocabulary. The first row of the policy's embedding after it, if there is one, is
+            the mask.
+    """
     options = draft.head
     sizes = {name: getattr(draft, name) for name in ("intermediate_size", "num_heads", "num_kv_heads", "head_dim")}
     sizes |= {"num_layers": options.num_layers, "sliding_window": options.sliding_window}
     changes: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+    if tokens < policy.vocab_size:
+        changes["mask_token_id"] = tokens
     if draft.kind == "dspark":
         changes["markov_rank"] = options.markov_rank
     head = block_like(policy, options.block_size, sample_from_anchor=draft.kind == "dspark", **changes)

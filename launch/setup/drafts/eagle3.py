@@ -4,12 +4,11 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import jax
 import numpy as np
 
 from launch.cli.errors import ConfigError
 from launch.setup.draft_vocabulary import frequent_tokens
-from launch.setup.drafts.base import Draft, DraftContext, with_options
+from launch.setup.drafts.base import Draft, DraftContext, param_dtype, with_options
 from launch.setup.drafts.saved_head import fit_head
 from launch.setup.policy import random_params
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
@@ -128,8 +127,3 @@ def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft:
     head.check(policy)
     params = random_params(partial(init_eagle3, head), context.key, context.mesh)
     return SavedDraft(head, params, ids, policy.feature_layers)
-
-
-def param_dtype(params: PyTree) -> str:
-    """Return the name of the dtype that all parameters of a network share."""
-    return jax.tree.leaves(params)[0].dtype.name
