@@ -106,7 +106,7 @@ def make_mesh(config: MeshConfig, alone: bool = True) -> Mesh:
     if alone:
         check_members(f"mesh = {config.shape}", owners, processes.count())
     check_groups(config.shape, owners)
-    return _connected(config.shape, devices)
+    return connect(jax.make_mesh(config.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices))
 
 
 def disjoint_mesh(config: MeshConfig, other: Mesh) -> Mesh:
@@ -123,13 +123,7 @@ def disjoint_mesh(config: MeshConfig, other: Mesh) -> Mesh:
     owners, others = ([device.process_index for device in each] for each in (free[:needed], other.devices.flat))
     check_members(f"mesh and {name} = {other.devices.shape} and {shape}", owners + others, processes.count())
     check_groups(shape, owners, name)
-    return _connected(shape, free[:needed])
-
-
-def _connected(shape: tuple[int, ...], devices: Sequence[jax.Device]) -> Mesh:
-    mesh = jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
-    connect(mesh)
-    return mesh
+    return connect(jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=free[:needed]))
 
 
 def check_members(name: str, owners: Sequence[int], count: int) -> None:
