@@ -19,7 +19,7 @@ class HostsConfig(Options):
         count:       Number of processes.
         index:       Number of this process, from 0.
         heartbeat:   Seconds without a sign of life after which a process counts as dead, and all others end.
-        silence:     Seconds that processes wait on the host for one that hangs. Then all end.
+        silence:     Seconds in which some process must end a step or a part of a phase. Otherwise all end.
     """
 
     coordinator: str | None = None

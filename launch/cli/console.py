@@ -1,8 +1,21 @@
 """The console that all programs print to."""
 
+from typing import Any
+
 from rich.console import Console
 
+from launch.cli.silence import note_progress
+
+
+class ProgressConsole(Console):
+    """Console on which every printed object counts as progress of this process."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        note_progress()
+        super().print(*objects, **options)
+
+
 # File names and texts of models may hold rich's markup: square brackets, and emoji names between colons.
-console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+console = ProgressConsole(highlight=False, soft_wrap=True, markup=False, emoji=False)
 # For tables whose columns must not be cut where the terminal, or a file, is narrow.
-wide_console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False, width=170)
+wide_console = ProgressConsole(highlight=False, soft_wrap=True, markup=False, emoji=False, width=170)

@@ -45,11 +45,16 @@ def fail(code: int, message: str, argv: Sequence[str]) -> int:
             print("telling the other processes of the job ..", file=sys.stderr, flush=True)
             tell_failure(hosts, message)
         return code
+    return end_job(code, message, processes.index())
+
+
+def end_job(code: int, message: str, index: int) -> NoReturn:
+    """End a job that has begun, because of a failure of its process `index`, which is this one."""
     _failing.set()
     # Telling fails if process 0 is gone.
     with suppress(Exception):
-        processes.tell(TOPIC, f"{time.time()} {code} process {processes.index()} on {platform.node()}: {message}")
-    return _end(code, processes.primary())
+        processes.tell(TOPIC, f"{time.time()} {code} process {index} on {platform.node()}: {message}")
+    _end(code, index == 0)
 
 
 def _watch(primary: bool) -> None:

@@ -17,6 +17,7 @@ from configs.schema import HostsConfig, RunConfig
 from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.failures import watch
 from launch.cli.rendezvous import wait_for_all
+from launch.cli.silence import limit_silence
 from specjax.parallel import processes
 
 # Longest allowed delay between the first and the last process to start.
@@ -49,8 +50,8 @@ def join_hosts(config: RunConfig) -> RunConfig:
             )
         except Exception as error:  # JAX raises several types, with long messages
             raise RunStopped(f"hosts: the processes could not connect: {str(error).splitlines()[0]}") from error
-        processes.limit_silence(hosts.silence)
         watch()
+        limit_silence(hosts.silence)
         names, options = zip(*processes.gather((platform.node(), asdict(shared))), strict=True)
         shared = common(shared, options)
         host_list = ", ".join(f"{number} = {name}" for number, name in enumerate(names))

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.status import Status
 
 from launch.cli.console import console
+from launch.cli.silence import note_progress
 
 LOG_EVERY_S = 10.0
 
@@ -64,6 +65,7 @@ class Progress:
     def advance(self, units: int = 1, tokens: int = 0, note: str = "") -> None:
         """Count finished units and their tokens, generated or trained on. note: text at the end of the line."""
         self.done, self._tokens, self._note = self.done + units, self._tokens + tokens, note
+        note_progress(f"{self.name}: {self.done} of {self.total} {self.unit}")
         now = time.perf_counter()
         if self._measured is None:
             self._measured = now, self.done, self._tokens

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from launch.cli.silence import note_progress
 from specjax.cost import Drafting
 from specjax.parallel import processes
 from specjax.types import Prompts, Rollout
@@ -81,6 +82,7 @@ class StepTimer:
         seconds = (now - max(ended[0].start, self._last_end)) / len(ended)
         for step in ended:
             step.metrics["time/step"] = seconds
+            note_progress(f"step {step.number}")
         self._last_end = now
 
     def log_start(self, metrics: Metrics) -> None:

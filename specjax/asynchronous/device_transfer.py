@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from specjax.parallel import processes
+from specjax.parallel.connections import connect
 from specjax.types import PyTree
 
 SIDES = "sides"
@@ -32,7 +33,7 @@ class Move:
         self._pairs = list(zip(source.devices.flat, target.devices.flat, strict=True))
         self._target = shardings(target, specs)
         devices, types = np.stack([source.devices, target.devices]), (AxisType.Auto,) * (source.devices.ndim + 1)
-        both = Mesh(devices, (SIDES, *target.axis_names), axis_types=types)
+        both = connect(Mesh(devices, (SIDES, *target.axis_names), axis_types=types))
         specs = jax.tree.map(lambda sharding: P(SIDES, *sharding.spec[1:]), self._target)
         self._mesh, self._both = both, shardings(both, specs)
         zeros = partial(jax.tree.map, lambda x: jnp.zeros(x.shape, x.dtype), shapes)

@@ -17,6 +17,7 @@ from jaxtyping import Array
 
 from specjax.options import Options, Positive, nearest_divisors
 from specjax.parallel import processes
+from specjax.parallel.connections import connect
 from specjax.types import PyTree
 
 # Devices along the last axes are neighbours: `tensor` communicates most.
@@ -105,7 +106,7 @@ def make_mesh(config: MeshConfig, alone: bool = True) -> Mesh:
     if alone:
         check_members(f"mesh = {config.shape}", owners, processes.count())
     check_groups(config.shape, owners)
-    return jax.make_mesh(config.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
+    return connect(jax.make_mesh(config.shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices))
 
 
 def disjoint_mesh(config: MeshConfig, other: Mesh) -> Mesh:
@@ -122,7 +123,7 @@ def disjoint_mesh(config: MeshConfig, other: Mesh) -> Mesh:
     owners, others = ([device.process_index for device in each] for each in (free[:needed], other.devices.flat))
     check_members(f"mesh and {name} = {other.devices.shape} and {shape}", owners + others, processes.count())
     check_groups(shape, owners, name)
-    return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=free[:needed])
+    return connect(jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=free[:needed]))
 
 
 def check_members(name: str, owners: Sequence[int], count: int) -> None:

@@ -25,8 +25,8 @@ from specjax.types import PyTree
 
 T = TypeVar("T")
 
-# Largest time that processes wait for those that work for all, as in `within`.
-_DAY_S = 24 * 60 * 60
+# A year: launch.cli.silence ends a job in which all wait.
+_WAIT_MS = 365 * 24 * 60 * 60 * 1000
 # A value in the store is a message, or the address of one that is larger.
 _HERE, _OFFERED, _LARGE_BYTES = b"m", b"a", 2**16
 # Processes are never this many agreements apart: steps hold collectives.
@@ -50,13 +50,6 @@ class _Group:
 
 
 _group = _Group(None, "specjax")
-_silence_s = _DAY_S
-
-
-def limit_silence(seconds: int) -> None:
-    """Set how long this process waits for another one at a point that all reach. Then it raises TimeoutError."""
-    global _silence_s
-    _silence_s = seconds
 
 
 def count() -> int:
@@ -170,7 +163,7 @@ def agree(value: T, source: int = 0) -> T:
 
     Involves no device, so that it does not wait for programs under way.
     """
-    return value if count() == 1 else _agree(value, source, _silence_s)
+    return value if count() == 1 else _agree(value, source)
 
 
 def gather(value: T) -> list[T]:
@@ -182,7 +175,7 @@ def gather(value: T) -> list[T]:
         return [value]
     key = _next_key()
     _store().key_value_set_bytes(f"{key}/{index()}", encode(value))
-    return [decode(_wait(f"{key}/{i}", i, _silence_s)) for i in range(count())]
+    return [decode(_wait(f"{key}/{i}")) for i in range(count())]
 
 
 def on_primary(run: Callable[[], T]) -> T:
@@ -211,7 +204,7 @@ def _only_in(members: list[int], run: Callable[[], T], elsewhere: T | None = Non
             error = raised
         finally:
             _group = whole
-    others, failed = _agree((result if elsewhere is None else None, error), members[0], _DAY_S)
+    others, failed = _agree((result if elsewhere is None else None, error), members[0])
     if (error := error or failed) is not None:
         raise error
     return cast(T, result if index() in members else others if elsewhere is None else elsewhere)
@@ -229,10 +222,10 @@ def read_messages(topic: str) -> list[str]:
     return [value for _, value in _store().key_value_dir_get(f"specjax/{topic}")]
 
 
-def _agree(value: T, source: int, within_s: int) -> T:
+def _agree(value: T, source: int) -> T:
     key = _next_key()
     if index() != source:
-        return decode(_wait(key, source, within_s))
+        return decode(_wait(key))
     _store().key_value_set_bytes(key, encode(value))
     return value
 
@@ -272,7 +265,7 @@ def _pass(source: int, value: T) -> T:
     """
     key = _next_key()
     if index() != source:
-        stored = _wait(key, source, _DAY_S)
+        stored = _wait(key)
         kind, message = stored[:1], stored[1:]
         return decode(receive(message.decode()) if kind == _OFFERED else message)
     if _group.passing is not None:
@@ -297,16 +290,8 @@ def _place(x: Any, sharding: Sharding) -> jax.Array:
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index], dtype=value.dtype)
 
 
-def _wait(key: str, source: int, seconds: int) -> bytes:
-    """Return what process `source` stores. Raises TimeoutError if it does not do so within these seconds."""
-    try:
-        return _store().blocking_key_value_get_bytes(key, 1000 * seconds)
-    except jax.errors.JaxRuntimeError as error:
-        if "DEADLINE_EXCEEDED" not in str(error):
-            raise
-        number = source if _group.members is None else _group.members[source]
-        limit = "a day" if seconds == _DAY_S else f"hosts.silence = {seconds} s"
-        raise TimeoutError(f"{limit}: process {number} has not come for so long where others wait for it") from None
+def _wait(key: str) -> bytes:
+    return _store().blocking_key_value_get_bytes(key, _WAIT_MS)
 
 
 def _store() -> Any:

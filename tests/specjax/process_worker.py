@@ -48,6 +48,7 @@ def score(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.
 def train() -> tuple[dict[str, Any], PyTree, list[list[int]]]:
     """Take steps on a mesh of data 2 and tensor 2. Return their results, the state, and the ids that were scored."""
     mesh, asked = mesh_of(2, 1, 2), list[list[int]]()
+    print("mesh made", flush=True)
 
     def ask(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         asked.append(ids.tolist())
@@ -62,6 +63,7 @@ def train() -> tuple[dict[str, Any], PyTree, list[list[int]]]:
         metrics.append(processes.fetch(measured))
     with jax.set_mesh(mesh):
         reward = processes.fetch(jax.jit(host_reward(ask, mesh))(rollout, place(make_prompts(), mesh)))
+    print("trained", flush=True)
     made = {"tokens": tokens, "metrics": metrics, "params": processes.fetch(state.params), "reward": reward}
     return made, state, asked
 

@@ -18,11 +18,12 @@ from tests.specjax.training import GROUP, make_prompts, mesh_of, state_on
 
 
 class Job(NamedTuple):
-    """Results of two processes: those of each, the common ones, and the directory that they wrote to."""
+    """Results of two processes: those of each, the common ones, the directory they wrote to, and what they printed."""
 
     found: list[dict[str, Any]]
     made: dict[str, Any]
     out: Path
+    printed: list[str]
 
 
 one_process = cache(lambda: train()[0] | {"ahead": ahead()[0]})
@@ -33,10 +34,11 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     out = tmp_path_factory.mktemp("job")
     started = start_job(["-m", "tests.specjax.process_worker", str(out)], count=2, devices=2)
     expected = one_process()
-    finish_job(started)
+    printed = finish_job(started)
     leaves = np.load(out / "made.npz")
     made = jax.tree.unflatten(jax.tree.structure(expected), [leaves[name] for name in leaves.files])
-    return Job([json.loads((out / f"process_{index}.json").read_text()) for index in range(2)], made, out)
+    found = [json.loads((out / f"process_{index}.json").read_text()) for index in range(2)]
+    return Job(found, made, out, printed)
 
 
 @pytest.mark.slow
@@ -55,6 +57,13 @@ def test_two_processes_take_the_steps_of_one(job: Job) -> None:
     jax.tree.map(
         partial(np.testing.assert_allclose, rtol=1e-4, atol=2e-5), job.made["metrics"], one_process()["metrics"]
     )
+
+
+def test_all_devices_are_connected_before_the_first_step_is_compiled(job: Job) -> None:
+    """XLA's line for each new connection comes before the step: see specjax.parallel.connections."""
+    for printed in job.printed:
+        before, steps = printed.partition("trained")[0].split("mesh made")
+        assert "[Gloo] Rank" in before and "[Gloo]" not in steps
 
 
 def test_a_host_reward_scores_each_sample_in_the_process_that_owns_it(job: Job) -> None:

@@ -1,0 +1,62 @@
+"""A process that hangs ends its job, also where the others wait for it in a program of the devices."""
+
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+
+import jax
+
+from launch.cli.failures import end_job
+from specjax.parallel import processes
+
+TOPIC = "progress"
+# Looks at all processes within the limit.
+_LOOKS = 10
+
+# The number of this process's notes, and the last one.
+_latest = 0, "its start"
+
+
+def note_progress(done: str | None = None) -> None:
+    """Note what this process has just done: a step, a part of a phase. None: something without a name."""
+    global _latest
+    number, last = _latest
+    _latest = number + 1, done or last
+
+
+def limit_silence(limit_s: int) -> None:
+    """Start a thread that ends the job once no process has noted progress for so many seconds.
+
+    They share steps and phases: those that wait for one that hangs soon have nothing to note either.
+    """
+    arguments = limit_s, processes.index(), threading.get_ident()
+    threading.Thread(target=_watch, args=arguments, daemon=True, name="silence").start()
+
+
+def _watch(limit_s: int, index: int, thread: int) -> None:
+    """Tell where a thread of this process is. In process 0, end the job if nothing has changed for too long."""
+    known, changed, places = 0, time.monotonic(), dict[str, list[str]]()
+    while jax.distributed.is_initialized():
+        time.sleep(limit_s / _LOOKS)
+        # At a normal end JAX leaves the job meanwhile.
+        with suppress(Exception):
+            count, done = _latest
+            *_, frame = traceback.extract_stack(sys._current_frames()[thread])
+            place = f"after {done}, in {frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})"
+            processes.tell(TOPIC, f"{count} {index} {place}")
+            if index == 0:
+                told = [message.split(" ", 2) for message in processes.read_messages(TOPIC)]
+                if (total := sum(int(count) for count, *_ in told)) != known:
+                    known, changed = total, time.monotonic()
+                places.clear()
+                for _, number, place in told:
+                    places.setdefault(place, []).append(number)
+        if index == 0 and time.monotonic() - changed > limit_s:
+            # First the place where the fewest are.
+            found = sorted(places.items(), key=lambda item: len(item[1]))
+            found = "; ".join(f"process {', '.join(numbers)} {place}" for place, numbers in found)
+            message = f"hosts.silence = {limit_s} s: no process has gone on for so long: {found}"
+            print("error:", message, file=sys.stderr, flush=True)
+            end_job(1, message, index)
