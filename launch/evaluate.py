@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
     with StopSignals(console.print) as signals, long_phases_beside(files, signals, config, args) as long_phases:
         experiment = build_experiment(config, training=False, long_phases=long_phases)
         params = params_of(args.checkpoint, experiment, args.checkpoint_step)
-        experiment, idle = without_idle_draft(args.checkpoint, experiment)
+        experiment, idle = without_idle_draft(args.checkpoint, experiment, args.checkpoint_step)
         results = provenance("launch.evaluate") | {"recipe": config.name}
         results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}
         write_results(args.json, results | evaluate_sets(experiment, params, sets, args, console, long_phases))

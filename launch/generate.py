@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
         return 0
     check_policy_source(config, args.checkpoint)
     experiment = build_experiment(config, training=False)
-    experiment, idle = without_idle_draft(args.checkpoint, experiment)
+    experiment, idle = without_idle_draft(args.checkpoint, experiment, args.checkpoint_step)
     # A single answer comes in many pieces.
     params = params_of(args.checkpoint, experiment, args.checkpoint_step)
     places = repeat("") if args.samples == 1 else (f"[{number}] " for number in count(1))

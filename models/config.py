@@ -161,9 +161,9 @@ def eagle3_feature_layers(num_layers: int) -> tuple[int, int, int]:
 def block_feature_layers(num_layers: int) -> tuple[int, ...]:
     """Return the layers whose inputs a block draft reads by default, as DFlash (arXiv 2602.06036): five, evenly spread.
 
-    Each is the layer after one of those whose outputs DFlash counts. Raises ValueError below 9 layers, where these are
+    Each is the layer after one of those whose outputs DFlash counts. Raises ValueError below 8 layers, where these are
     not distinct.
     """
-    if num_layers < 9:
-        raise ValueError(f"num_layers = {num_layers}: must be at least 9, or feature_layers must be set")
-    return tuple(2 + round(i * (num_layers - 4) / 4) for i in range(5))
+    if num_layers < 8:
+        raise ValueError(f"num_layers = {num_layers}: must be at least 8, or feature_layers must be set")
+    return tuple(1 + round(1 + i * (num_layers - 4) / 4) for i in range(5))

@@ -1,6 +1,9 @@
 """Network sheets of our networks, for the cost model: the parameters that a forward multiplies by."""
 
+from dataclasses import replace
+
 from models.config import DecoderConfig, LayerConfig
+from models.drafts.block import BlockConfig
 from models.drafts.eagle3 import Eagle3Config
 from models.drafts.mtp import MTPConfig
 from specjax.cost.sheets import DraftSheet, NetworkSheet
@@ -26,6 +29,17 @@ def eagle3_sheet(config: Eagle3Config) -> DraftSheet:
     dense = _attention(config, 2 * width) + (config.num_layers - 1) * _attention(config, width)
     network = _sheet(config, config.num_layers, dense + config.num_layers * mlp, config.draft_vocab_size)
     return DraftSheet(network, config.feature_size * width if config.use_aux_hidden_state else 0)
+
+
+def block_sheet(config: BlockConfig) -> DraftSheet:
+    """Return the sheet of a block draft, whose one pass also projects the features of its context."""
+    width = config.hidden_size
+    dense = config.num_layers * (_attention(config, width) + _mlp(width, config.intermediate_size))
+    markov = None
+    if config.markov_rank:
+        markov = _sheet(replace(config, hidden_size=config.markov_rank), 0, 0, config.vocab_size)
+    network = _sheet(config, config.num_layers, dense, config.vocab_size)
+    return DraftSheet(network, config.feature_size * width, block=True, markov=markov)
 
 
 def mtp_sheet(config: MTPConfig) -> DraftSheet:

@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from specjax.types import PyTree
 
-EMBEDDINGS = {"embed", "embedding", "head", "lm_head"}
+EMBEDDINGS = {"embed", "embedding", "head", "lm_head", "predecessor", "successor"}
 OUTPUTS = {"o", "out", "o_proj"}
 EXPERTS = "experts"
 

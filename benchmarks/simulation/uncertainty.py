@@ -71,7 +71,10 @@ def input_ranges(point: Point, evidence: Evidence, user_ranges: Mapping[str, Ran
     if point.hardware != MEASURED:
         ranges |= _of_sheets(point)
         if "drafted_factor" not in user_ranges and any(point.lengths):
-            error, reason = model_error(point.engine), "of ten measured numbers of this engine, nine are off by less"
+            error, reason = (
+                model_error(point.engine),
+                "of ten measured numbers of this engine, nine are within 0.9 of it",
+            )
             ranges["drafted_factor"] = Range(1 - error, 1 + error, reason)
     if point.train_s is None:
         reason = "assumed; 0.23 follows from 4,452 tokens/s a GB200 of Qwen3-235B-A22B (Megatron-Bridge 25.09)"

@@ -58,13 +58,15 @@ def model_errors(cells: Sequence[Cell]) -> dict[str, dict[Cell, float]]:
 
 
 def typical_error(errors: Mapping[Cell, float], without: Cell | None = None) -> float:
-    """Return the error that a share LEVEL of the cells stays below, at most 0.9.
+    """Return the half width of a uniform range, the middle LEVEL of which covers a share LEVEL of the cells' errors.
+
+    It is at most 0.9.
 
     without: leaves out the cells of this cell's source; only the cell itself if all are of one source.
     """
     others = {cell: error for cell, error in errors.items() if without is None or cell.source != without.source}
     others = others or {cell: error for cell, error in errors.items() if cell != without}
-    return min(float(np.quantile([*others.values()], LEVEL, method="higher")), 0.9)
+    return min(float(np.quantile([*others.values()], LEVEL, method="higher")) / LEVEL, 0.9)
 
 
 def results(cells: Sequence[Cell]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from configs.schema.before_rl import DistillConfig, WarmupConfig
 from configs.schema.data import ArithmeticConfig, DataConfig
 from configs.schema.functions import LossOptions, RolloutOptions
 from configs.schema.hosts import HostsConfig
-from configs.schema.networks import BLOCKS, HEADS, DraftConfig, HeadConfig, LookupConfig, ModelConfig
+from configs.schema.networks import BLOCKS, DRAFT_KINDS, HEADS, DraftConfig, HeadConfig, LookupConfig, ModelConfig
 from configs.schema.records import CheckpointConfig, EvalConfig, LogConfig, SpeedupConfig
 from configs.schema.rewards import LengthConfig, RewardConfig
 from configs.schema.run import RunConfig

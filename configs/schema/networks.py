@@ -119,7 +119,8 @@ class DraftConfig(Options):
     Attributes:
         kind:              eagle3: an EAGLE-3 head; dflash, dspark: a block draft; mtp: the policy's own MTP head;
                            model: a small policy; none: lookup alone; or your own drafter, as package.module:name.
-        path:              Checkpoint: ours, SpecForge's, SafeAILab's or speculators'; with kind model, of a policy.
+        path:              Checkpoint: ours, SpecForge's, SafeAILab's, speculators', z-lab's or DeepSpec's; with kind
+                           model, of a policy.
                            None: random weights.
         intermediate_size: Width of the MLP.
         num_heads:         Attention heads.
@@ -163,6 +164,8 @@ class DraftConfig(Options):
         # them can run with any draft.
         if self.kind not in DRAFT_KINDS:
             return
+        if self.kind in BLOCKS and self.unroll != DraftConfig.unroll:
+            raise ValueError(f"unroll = {self.unroll}: must be {DraftConfig.unroll} with kind {self.kind}")
         if self.vocab_size is not None and (self.kind != "eagle3" or self.path is not None):
             other = "path" if self.kind == "eagle3" else f"kind {self.kind}"
             raise ValueError(f"vocab_size = {self.vocab_size}: must be None with {other}")

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array
 
 from launch.diagnosis.observed import Observed
-from specjax.drafters import Drafter, HeadDrafter, ModelDrafter, NGramDrafter
+from specjax.drafters import BlockDrafter, Drafter, HeadDrafter, ModelDrafter, NGramDrafter
 from specjax.log_probs import teacher_forced
 from specjax.parallel import processes
 from specjax.sampling import SamplingLaw
@@ -36,8 +36,8 @@ def make_overlaps(
     def of_row(params: Params, row: tuple[Array, Array]) -> Array:
         tokens, completion = (x[None] for x in row)
         output = teacher_forced(policy, params.policy, tokens, logit_chunk)
-        if isinstance(drafter, HeadDrafter):
-            return drafter.overlaps(params, tokens, output, completion, law)[:, 0]
+        if isinstance(drafter, HeadDrafter | BlockDrafter):
+            return drafter.overlaps(params, tokens, output, completion, law)[:positions, 0]
         overlap = drafter.loss(params, tokens, output, completion, law).overlap
         # These read committed and drafted tokens alike, and nothing else: a token's position makes no difference.
         same_at_all = isinstance(drafter, ModelDrafter | NGramDrafter)

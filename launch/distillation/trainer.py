@@ -53,7 +53,7 @@ def check_distillation(experiment: Experiment, given: Answers | None = None) -> 
     check_distillation_batch(config, batch_shards(experiment.mesh))
     available = _chunks(experiment)[0] * experiment.sequences if given is None else len(given)
     if options.batch_size > available:
-        source = "distill.answers" if given is None else "the number of given answers"
+        source = "the answers of distill.answers, in whole rollouts" if given is None else "the number of given answers"
         raise ConfigError(f"distill.batch_size = {options.batch_size}: must be at most {available}, {source}")
 
 
@@ -179,7 +179,7 @@ class DraftTrainer:
 
 
 def _chunks(experiment: Experiment) -> list[int]:
-    """Return the number of rollouts in each chunk. The first has the fewest, but a batch if all rollouts have one."""
+    """Return the number of rollouts in each chunk. The first has the fewest, but at least those of a batch."""
     options, sequences = experiment.config.distill, experiment.sequences
     rollouts, rollouts_of_batch = -(-options.answers // sequences), -(-options.batch_size // sequences)
     chunks = min(options.chunks, max(rollouts // rollouts_of_batch, 1))

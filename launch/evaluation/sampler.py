@@ -77,7 +77,7 @@ class Sampler:
     def generate(self, params: Params, prompts: Prompts) -> tuple[Rollout, float]:
         """Return the rollout and its seconds, without compilation."""
         # The drafter's memory is keyed by ids of training prompts; other prompts reuse these ids here.
-        params = replace(params, memory=())
+        params = replace(params, memory=(), draft=params.draft if self.draft_length else {})
         self._compile_clock.lap()
         start = time.perf_counter()
         rollout = jax.block_until_ready(self._generate(params, prompts, self.noise))
@@ -121,7 +121,8 @@ def held_out_batch_size(experiment: Experiment) -> int:
 
 def drafts_pay(experiment: Experiment, drafting: Drafting | None) -> bool:
     """Return whether rollouts of the run draft by now; with automatic draft lengths they may not."""
-    return drafting is None or bool(jnp.any(choose(drafting, experiment.config.rollout.draft_lengths) > 0))
+    lengths = experiment.config.rollout.draft_lengths
+    return drafting is None or bool(jnp.any(jnp.array(lengths)[choose(drafting, lengths)] > 0))
 
 
 def make_evaluate(experiment: Experiment, reward_fn: RewardFn, batches: list[Prompts]) -> Evaluate:

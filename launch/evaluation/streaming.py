@@ -47,7 +47,7 @@ def stream_rounds(
             stop = lambda state, count: state.done[0] | (count >= ROUNDS)  # noqa: E731
             return rounds(decoding(prepared), state, config.draft_length, stop)[0]
 
-        params = replace(params, memory=())
+        params = replace(params, memory=(), draft=params.draft if config.draft_length else {})
         prepared = make_prepare(policy, drafter, params)(params)
         state = start(prepared, place(prompts, mesh), seed_step)
         yield state

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from configs.schema import DRAFT_KINDS
 from launch.cli.errors import ConfigError
 from launch.cli.long_phases import LongPhases
 from launch.cli.paths import CHECKPOINTS, check_checkpoint
@@ -26,19 +27,22 @@ def params_of(checkpoint: str | None, experiment: Experiment, which: Which = "ne
     return experiment.networks.params if checkpoint is None else restore_params(Path(checkpoint), experiment, which)
 
 
-def without_idle_draft(checkpoint: str | None, experiment: Experiment) -> tuple[Experiment, list[str]]:
+def without_idle_draft(
+    checkpoint: str | None, experiment: Experiment, which: Which = "newest"
+) -> tuple[Experiment, list[str]]:
     """Return the experiment, and [] or, if it goes on without its draft, the reason.
 
-    A draft is left out if it has random weights, or if the last step of the run did not use it.
+    A draft is left out if it has random weights, or if the run did not use it in the step of its checkpoint.
     """
-    draft, reason = experiment.networks.draft, None
-    if checkpoint is None and draft.read_from is None and draft.has_params:
-        reason = "it has random weights"
-    elif checkpoint is not None and experiment.config.rollout.draft_lengths:
-        lengths = [record.get("rollout/draft_length") for record in records_of(Path(checkpoint) / METRICS_FILE)]
-        if next((length for length in reversed(lengths) if length is not None), None) == 0:
-            reason = "the last step of the run did not use it either"
-    return (experiment, []) if reason is None else (experiment.without_draft(), [f"without the draft: {reason}"])
+    config, draft = experiment.config, experiment.networks.draft
+    if checkpoint is None and config.draft.kind in DRAFT_KINDS and draft.read_from is None and draft.has_params:
+        return experiment.without_draft(keeps_lookup=True), ["without the draft: it has random weights"]
+    if checkpoint is not None and config.rollout.draft_lengths:
+        step = saved_step(Path(checkpoint), which)
+        for record in records_of(Path(checkpoint) / METRICS_FILE):
+            if record["step"] == step and record.get("rollout/draft_length") == 0:
+                return experiment.without_draft(), [f"without the draft: the run did not use it in step {step}"]
+    return experiment, []
 
 
 def restore_params(directory: Path, experiment: Experiment, which: Which = "newest") -> Params:

@@ -73,7 +73,7 @@ class StepTimer:
     def _record_times(self, ended: Sequence[DispatchedStep]) -> None:
         """Record the times of steps that were seen to have ended at the same moment: they share the time since then.
 
-        So no step gets the time of another, and all times sum to the wall clock.
+        So no step gets the time of another, and all times sum to the wall clock, less compilation.
         """
         if not ended:
             return

@@ -28,7 +28,7 @@ from specjax import kernels
 from specjax.asynchronous.weight_transfer import check_sizes
 from specjax.carry_over.groups import nothing_carried
 from specjax.carry_over.rollout import carry_over, carry_over_fn
-from specjax.drafters import NoDrafter
+from specjax.drafters import EitherDrafter, NoDrafter
 from specjax.keys import SeedStep
 from specjax.options import nearest_divisors, nearest_multiples
 from specjax.parallel.mesh import batch_shards, disjoint_mesh, make_mesh
@@ -83,9 +83,12 @@ class Experiment:
         """Tokens to which the prompts of a step are padded; data.max_prompt_tokens if problems are not read."""
         return self.train_prompts.width
 
-    def without_draft(self) -> "Experiment":
-        """Return the experiment with plain decoding, for answers that a draft would only delay."""
-        return replace(self, networks=replace(self.networks, drafter=NoDrafter()))
+    def without_draft(self, *, keeps_lookup: bool = False) -> "Experiment":
+        """Return the experiment with plain decoding, or with the lookup beside the draft."""
+        drafter = self.networks.drafter
+        keeps_lookup &= isinstance(drafter, EitherDrafter)
+        drafter = drafter.lookup if keeps_lookup else NoDrafter()  # pyright: ignore[reportAttributeAccessIssue]
+        return replace(self, networks=replace(self.networks, drafter=drafter))
 
     def encode_prompts(self, problems: Sequence[Problem]) -> PromptTable:
         """Return the usable prompts of `problems` as token ids."""

@@ -119,8 +119,8 @@ class BlockDraft(nn.Module):
         if c.mask_token_id is None:
             self.mask = self._table("mask", (c.hidden_size,), ("embed",))
         if c.markov_rank:
-            self.predecessor = self._table("predecessor", (c.vocab_size, c.markov_rank), ("vocab", None))
-            self.successor = Projection(c, c.vocab_size, (None, "vocab"))
+            self.predecessor = self._table("predecessor", (c.vocab_size, c.markov_rank), ("vocab", "markov"))
+            self.successor = Projection(c, c.vocab_size, ("markov", "vocab"))
 
     def _table(self, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> Array:
         init = nn.with_logical_partitioning(nn.initializers.normal(shape[-1] ** -0.5), axes)
@@ -169,7 +169,7 @@ class BlockDraft(nn.Module):
 
     def follow(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch V"]:
         """Return what the Markov head adds to the logits after these tokens."""
-        table = gather_weights(self.predecessor.astype(self.config.dtype), "vocab", None)
+        table = gather_weights(self.predecessor.astype(self.config.dtype), "vocab", "markov")
         return self.successor(jnp.take(table, tokens, axis=0))
 
 
@@ -209,8 +209,9 @@ def make_block(config: BlockConfig, policy: Policy) -> BlockDrafter:
         params: Params, tokens: Array, place: Array, count: int, cache: Cache, visible_from: Array, start: Array
     ) -> tuple[Array, Cache]:
         # The policy's embeddings by reference. Training the draft does not change them.
-        table = gather_weights(jax.lax.stop_gradient(policy.embedding(params.policy)), "vocab", "embed")
-        anchors = constrain(jnp.take(table, tokens, axis=0).astype(config.dtype), "batch", None, None)
+        table = jax.lax.stop_gradient(policy.embedding(params.policy)).astype(config.dtype)
+        table = gather_weights(table, "vocab", "embed")
+        anchors = constrain(jnp.take(table, tokens, axis=0), "batch", None, None)
         masks = params.draft["mask"] if config.mask_token_id is None else table[config.mask_token_id]
         return apply(params, anchors, masks.astype(config.dtype), place, count, cache, visible_from, start)
 

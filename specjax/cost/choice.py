@@ -177,4 +177,5 @@ def could_pay(drafting: Drafting, draft_lengths: Sequence[int]) -> Bool[Array, "
 
     Until then measured seconds change no choice: rounds that draft are slower.
     """
-    return jnp.any(choose(replace(drafting, seconds=jnp.ones_like(drafting.seconds)), draft_lengths) > 0)
+    chosen = choose(replace(drafting, seconds=jnp.ones_like(drafting.seconds)), draft_lengths)
+    return jnp.any(jnp.array(draft_lengths)[chosen] > 0)

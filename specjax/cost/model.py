@@ -12,19 +12,22 @@ class CostModel:
 
     A round at draft length K is one forward of the policy over K + 1 tokens of each row. Before it, if K > 0, come K
     passes of the drafter: the first over the K + 1 tokens of the last verification, the others over one token of each
-    row. At K = 0 it is autoregressive decoding.
+    row. A block draft computes the logits of all K tokens in the first; the others are its Markov head. At K = 0 it is
+    autoregressive decoding.
 
     Attributes:
         policy: The policy's forward.
         first:  The drafter's first pass in a round.
         later:  Each further pass.
         engine: What the engine adds.
+        block:  Whether the first pass drafts all tokens.
     """
 
     policy: Forward
     first: Forward = Forward()
     later: Forward = Forward()
     engine: EngineProfile = ENGINES["specjax"]
+    block: bool = False
 
     def parts(self, rows: Amount, positions: Amount, draft_length: int) -> dict[str, Amount]:
         """Return the seconds of a round by part: the parts of `Forward.parts`, `draft` and `engine`.
@@ -59,5 +62,6 @@ class CostModel:
         """Return the seconds of the drafter's passes of a round; 0 at draft length 0."""
         if not draft_length:
             return 0.0
-        first = self.first.seconds(rows, positions, draft_length + 1, outputs=rows)
+        outputs = rows * draft_length if self.block else rows
+        first = self.first.seconds(rows, positions, draft_length + 1, outputs=outputs)
         return first + (draft_length - 1) * self.later.seconds(rows, positions)

@@ -62,10 +62,14 @@ class DraftSheet:
     Attributes:
         network: Parameters of each pass.
         fused:   Parameters that only the first pass of a round multiplies by: EAGLE-3's projection of features.
+        block:   Whether one pass drafts all tokens of a round.
+        markov:  What a block draft multiplies by for each further token; None: nothing.
     """
 
     network: NetworkSheet
     fused: int = 0
+    block: bool = False
+    markov: NetworkSheet | None = None
 
 
 @dataclass(frozen=True)
@@ -137,10 +141,12 @@ def cost_model(
     if draft is None:
         return CostModel(verified, engine=engine)
     first = replace(draft.network, dense=draft.network.dense + draft.fused)
+    later = draft.markov if draft.block else draft.network
     passes = (
-        forward(network, hardware, deployment.of_draft, efficiency, engine.layer) for network in (first, draft.network)
+        Forward() if network is None else forward(network, hardware, deployment.of_draft, efficiency, engine.layer)
+        for network in (first, later)
     )
-    return CostModel(verified, *passes, engine=engine)
+    return CostModel(verified, *passes, engine=engine, block=draft.block)
 
 
 def forward(

@@ -22,7 +22,7 @@ from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
 from specjax.types import Cache, EightBit, Params, PolicyOutput, Prompts
 
 # Slots of each row that the loss computes at a time.
-LOSS_SLOTS = 512
+LOSS_SLOTS = 128
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,8 @@ class BlockHead:
                     for `unembed`, cache). Drafts after the tokens at `place`, each from the cached positions
                     visible_from .. place - 1. The slots are written to the cache from `start` on.
         unembed:    (params, states [B, N, D]) -> logits [B, N, V].
-        follow:     (params, tokens [..]) -> what the logits of the next drafted token gain by these, [.., V]; None.
+        follow:     (params, tokens [..]) -> what the logits of the next drafted token gain by these, [.., V]. None
+                    without a Markov head.
         init_cache: (rows, length) -> Cache.
         size:       Largest K.
         slots:      Positions that a block of `size` writes.

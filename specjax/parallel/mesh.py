@@ -44,6 +44,7 @@ RULES: dict[str | None, Rule] = {
     "batch": Rule(BATCH_AXES, "batch", replicate=True),
     "embed": Rule(("fsdp",), "hidden_size"),
     "vocab": Rule(("tensor",), "vocab_size"),
+    "markov": Rule(("fsdp",), "markov_rank"),
     "heads": Rule(("tensor",), "num_heads"),
     # Models have few of them. Each device then has all of them, as in other systems.
     "kv_heads": Rule(("tensor",), "num_kv_heads", replicate=True),

@@ -16,6 +16,7 @@ from configs.schema.networks import DRAFT_KINDS
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.setup.draft import BUILDERS
+from launch.setup.drafts.block import BlockDraft
 from launch.setup.drafts.eagle3 import Eagle3Draft
 from launch.setup.experiment import Experiment, build_experiment
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
@@ -85,6 +86,31 @@ def test_options_determine_a_random_head(shrunk: Options):
     head = draft.head
     assert (head.num_layers, head.sliding_window) == (2, 5) and head.qk_norm and head.fc_norm and head.norm_output
     assert not head.norm_before_fc and not head.norm_before_residual
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark"])
+def test_a_block_draft_is_saved_and_read_again(shrunk: Options, tmp_path: Path, kind: str):
+    path = tmp_path / "draft"
+    options = shrunk | {"--draft.kind": kind, "--draft.vocab-size": None, "--rollout.draft-length": "3"}
+    options |= {"--rollout.draft-lengths": None, "--draft.head.block-size": "3", "--draft.head.num-layers": "1"}
+    fresh = run(options).networks
+    assert isinstance(fresh.draft, BlockDraft) and fresh.decoder is not None
+    head = fresh.draft.head
+    assert (head.block_size, head.num_layers, head.markov_rank > 0) == (3, 1, kind == "dspark")
+    # The table has no row after the tokenizer's last token.
+    assert head.sample_from_anchor == (kind == "dspark") and head.mask_token_id is None
+    fresh.draft.write(path, fresh.params.draft)
+    unsaid = {name: value for name, value in options.items() if name != "model.feature_layers"}
+    read = run(unsaid | {"--draft.path": str(path)}).networks
+    assert isinstance(read.draft, BlockDraft) and read.draft.head == head
+    assert read.decoder is not None and read.decoder.feature_layers == fresh.decoder.feature_layers
+    jax.tree.map(np.testing.assert_array_equal, read.params.draft, fresh.params.draft)
+    with pytest.raises(ConfigError, match=f"draft.kind = eagle3: must be {kind}"):
+        run(shrunk | {"--draft.path": str(path)})
+    with pytest.raises(ConfigError, match=r"rollout.draft_length = 4: must be at most 3, the draft's block_size"):
+        run(options | {"--rollout.draft-length": "4"})
+    with pytest.raises(ConfigError, match="dialect = zlab: "):
+        fresh.draft.check_writable("zlab")
 
 
 @pytest.mark.slow

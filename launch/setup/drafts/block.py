@@ -5,6 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from configs.schema import DraftConfig
 from launch.cli.errors import ConfigError
 from launch.setup.drafts.base import Draft, DraftContext, param_dtype
@@ -15,6 +17,8 @@ from models.config import DecoderConfig
 from models.drafts.block import BlockConfig, block_like, init_block, make_block
 from models.hf.block_files import block_to_public, save_block
 from models.hf.eagle3_dialects import Dialect
+from models.sheets import block_sheet
+from specjax.cost import DraftSheet
 from specjax.types import PyTree
 
 
@@ -36,11 +40,17 @@ class BlockDraft(Draft):
     def policy_width(self) -> int:
         return self.head.hidden_size
 
+    @property
+    def sheet(self) -> DraftSheet:
+        return block_sheet(self.head)
+
     def differences(self) -> str | None:
         if self.read_from is None:
             return None
         shared = ("rope_theta", "rope_scaling", "max_positions")
         compared = [(name, getattr(self.head, name), getattr(self.decoder, name)) for name in shared]
+        if (made_for := self.made_for) is not None:
+            compared.append(("a policy of num_layers", made_for.num_layers, self.decoder.num_layers))
         differing = [f"{name} = {own} (the policy's: {other})" for name, own, other in compared if own != other]
         return f"the draft of draft.path was made with {', '.join(differing)}" if differing else None
 
@@ -78,9 +88,10 @@ def build_block(context: DraftContext) -> Draft:
         embedding = None if context.key is None else context.policy.embedding(context.weights)
         head, params, _, _ = fit_head(context.saved, config, decoder, embedding)
         assert isinstance(head, BlockConfig)
-    if (longest := max(config.rollout.lengths)) > head.block_size:
-        name = "draft_lengths" if config.rollout.draft_lengths else "draft_length"
-        raise ConfigError(f"rollout.{name} = {longest}: must be at most {head.block_size}, the draft's block_size")
+    for name in ("draft_length", "draft_lengths"):
+        # Evaluation and generation draft at `draft_length`, whatever rollouts choose from.
+        if np.max(lengths := getattr(config.rollout, name), initial=0) > head.block_size:
+            raise ConfigError(f"rollout.{name} = {lengths}: must be at most {head.block_size}, the draft's block_size")
     drafter = make_block(head, context.policy)
     drafter = replace(
         drafter,
