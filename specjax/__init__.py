@@ -2,6 +2,7 @@
 
 from specjax.carry_over.rollout import carry_over_rollout
 from specjax.drafters import (
+    BlockDrafter,
     Drafter,
     DraftLoss,
     EitherDrafter,
@@ -36,6 +37,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AdvantageConfig",
+    "BlockDrafter",
     "DraftTrainingConfig",
     "DraftLoss",
     "Drafter",

@@ -173,6 +173,21 @@ def test_rounds_draft_from_true_features_alone(draft: Draft):
         state = drafter.observe(state, jnp.asarray(seen), jnp.asarray(emitted, jnp.int32), jnp.asarray(counts))
 
 
+@pytest.mark.parametrize("name, further", [("dflash", 0), ("dspark", 1)])
+def test_a_round_has_one_pass_for_any_number_of_tokens(name: str, further: int):
+    """Products of its program do not grow with the draft length, but for one of the Markov head for each token."""
+    draft = random_draft(name)
+    prompts = Prompts(jnp.ones((2, 3), jnp.int32), jnp.full(2, 3, jnp.int32), jnp.arange(2))
+    features = jnp.zeros((2, 3, draft.config.feature_size))
+    state = jax.eval_shape(lambda: draft.drafter.start(draft.params, prompts, features, K + 1))
+
+    def products(k: int) -> int:
+        run = jax.jit(lambda params, state, gumbel: draft.drafter.propose(params, state, gumbel, LAW))
+        return run.lower(draft.params, state, jnp.zeros((2, k, VOCAB))).as_text().count("stablehlo.dot_general")
+
+    assert products(3) - products(1) == 2 * further and products(1) > 10
+
+
 @pytest.mark.parametrize("anchored", [True, False])
 def test_loss_and_gradient(draft: Draft, anchored: bool, monkeypatch: pytest.MonkeyPatch):
     """The gradient is compared in one random direction over all parameters. The policy's gradient is zero."""
