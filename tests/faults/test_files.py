@@ -73,7 +73,7 @@ PARSED: dict[str, tuple[Mapping[str, Any], Callable[[Any], Any]]] = {
     "windows": (config_to_hf(DECODER) | {"use_sliding_window": True, "max_window_layers": 3}, config_from_hf),
     "specforge": (Public().fields() | {"target_hidden_size": 12}, read_public),
     "speculators": (Public("speculators", window=4, num_layers=2).fields(), read_public),
-    "ours": (asdict(HEAD), head_from_json),
+    "ours": (asdict(HEAD), lambda fields: head_from_json(fields, Eagle3Config)),
 }
 
 

@@ -85,13 +85,13 @@ STEP = {"reward/mean": 0.0, "reward/accuracy": 0.5, "rollout/tokens": 100.0, "ro
 def test_row_12_lines_are_averages_since_the_line_before(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with MetricLog(tmp_path, print_every=4) as metric_log:
         for number in range(1, 11):
-            # The first step compiles. The fifth has no acceptance length, and an evaluation follows the sixth.
-            values = STEP | {"reward/mean": number, "time/step": 90.0 if number == 1 else 0.5 * number}
+            # The fifth has no acceptance length, and an evaluation follows the sixth.
+            values = STEP | {"reward/mean": number, "time/step": 0.5 * number}
             values |= {"rollout/acceptance_length": np.nan} if number == 5 else {}
             values |= {"eval/accuracy": 0.75} if number == 6 else {}
             metric_log.log(number, values)
     _, *lines = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert lines[0] == ["4", "2.500", "50.0%", "2.00", "67", "1.50"]
+    assert lines[0] == ["4", "2.500", "50.0%", "2.00", "80", "1.25"]
     assert lines[1] == ["6", "5.500", "50.0%", "2.00", "36", "2.75", "held", "out", "75.0%"]
     assert lines[2] == ["8", "7.500", "50.0%", "2.00", "27", "3.75"] and len(lines) == 3
 

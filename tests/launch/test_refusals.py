@@ -79,7 +79,7 @@ BYTES = {"--data.tokenizer": "bytes", "--data.chat-template-kwargs": "{}"}
         ({"--log.samples": "-1"}, "log.samples = -1:...0"),
         ({"--warmup.steps": "1", "--warmup.batch-size": "2"}, "warmup.steps: ...problem 0...solution"),
         (PLAIN | {"--distill.steps": "1"}, "draft.kind = none:"),
-        ({"--distill.steps": "1", "--distill.batch-size": "5000"}, "distill.batch_size = 5000: ...1024"),
+        ({"--distill.steps": "1", "--distill.batch-size": "5000"}, "distill.batch_size = 5000: ...4096"),
         ({"--rollout.draft-lengths": "0 2", "--cost-table": "none.json"}, "cost_table = none.json:"),
         ({"--cost-table": "t.json"}, "cost_table = t.json:...rollout.draft_lengths"),
         ({"--speedup.steps": "-1"}, "speedup.steps = -1:...0"),
