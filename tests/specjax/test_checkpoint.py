@@ -259,6 +259,8 @@ def state(step):
 saves = Checkpointer(Path(sys.argv[1]), keep=2)
 saves.save(1, state(1), {}, {})
 saves.save(2, state(2), {}, {})
+while not any(path.name.startswith("2") for path in Path(sys.argv[1]).iterdir()):
+    pass
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
