@@ -43,7 +43,7 @@ class Cell(NamedTuple):
 
 
 def cells() -> list[Cell]:
-    """Return all cells, those of a source together."""
+    """Return all cells, grouped by source."""
     return [*_paper(), *_rounds(), *_steps(), *_own()]
 
 
@@ -128,7 +128,7 @@ _ANGELSLIM = {
     "qwen3-32b": (23.08, 1.12),
     "qwen3-30b-a3b": (3.12, 1.49),
 }
-# The acceptance length, 2.79, is assumed: the source has speed-ups alone.
+# The acceptance length, 2.79, is assumed: the source has only speed-ups.
 _BY_ROWS = {2: 1.54, 4: 1.53, 8: 1.72, 16: 1.89, 24: 2.01, 32: 2.11, 48: 2.02, 56: 2.08, 64: 2.02}
 
 

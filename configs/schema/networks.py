@@ -56,7 +56,7 @@ class ModelConfig(Options):
 class HeadConfig(Options):
     """An EAGLE-3 head or block draft with random weights. Fields are named as in public checkpoints.
 
-    See models.drafts.eagle3.Eagle3Config. A block draft reads the first four alone (models.drafts.block.BlockConfig).
+    See models.drafts.eagle3.Eagle3Config. A block draft reads only the first four (models.drafts.block.BlockConfig).
 
     Attributes:
         num_layers:           Decoder layers. None: 1, and 5 of a block draft.
@@ -118,7 +118,7 @@ class DraftConfig(Options):
 
     Attributes:
         kind:              eagle3: an EAGLE-3 head; dflash, dspark: a block draft; mtp: the policy's own MTP head;
-                           model: a small policy; none: lookup alone; or your own drafter, as package.module:name.
+                           model: a small policy; none: only a lookup; or your own drafter, as package.module:name.
         path:              Checkpoint: ours, SpecForge's, SafeAILab's, speculators', z-lab's or DeepSpec's; with kind
                            model, of a policy.
                            None: random weights.

@@ -179,7 +179,7 @@ class DraftTrainer:
 
 
 def _chunks(experiment: Experiment) -> list[int]:
-    """Return the number of rollouts in each chunk. The first has the fewest, but at least those of a batch."""
+    """Return the number of rollouts in each chunk. The first has the fewest, but enough for a batch."""
     options, sequences = experiment.config.distill, experiment.sequences
     rollouts, rollouts_of_batch = -(-options.answers // sequences), -(-options.batch_size // sequences)
     chunks = min(options.chunks, max(rollouts // rollouts_of_batch, 1))

@@ -148,7 +148,7 @@ class BlockDraft(nn.Module):
 
         anchors: embeddings of the anchors. masks: embedding of a token to draft.
         place:   positions of the anchors. Their context is visible_from .. place - 1, all below `start`.
-        start:   index of the cache from which the slots are written. Those of different anchors never see each other.
+        start:   index of the cache from which the slots are written. Slots of different anchors never see each other.
         """
         c = self.config
         slots = count + (not c.sample_from_anchor)

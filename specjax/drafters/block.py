@@ -6,18 +6,16 @@ tokens after it. Its cache holds true features only: nothing is repaired after a
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from specjax.cache import resize, tokens_at
 from specjax.chunks import by_position
-from specjax.drafters.base import Anchors, Drafter, DraftLoss, Flag, Proposal, at_anchors, start_if
+from specjax.drafters.base import Anchors, DraftLoss, Proposal, at_anchors
 from specjax.drafters.distillation import Objective, PassDecay, acceptance, divergence
-from specjax.drafters.head import HeadState, restart_missed, wait_for
+from specjax.drafters.head import FeatureDrafter, HeadState
 from specjax.log_probs import laws
-from specjax.options import check_options
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
 from specjax.types import Cache, EightBit, Params, PolicyOutput, Prompts
 
@@ -56,8 +54,8 @@ class BlockHead:
 
 
 @dataclass(frozen=True)
-class BlockDrafter(Drafter):
-    """Drafts with a block draft. Its state is that of a head, `HeadState`.
+class BlockDrafter(FeatureDrafter):
+    """Drafts with a block draft.
 
     Attributes:
         head:       The draft's functions.
@@ -71,40 +69,8 @@ class BlockDrafter(Drafter):
     decay: PassDecay = 0.8
     objective: Objective = "cross_entropy"
 
-    def __post_init__(self) -> None:
-        check_options(self)
-
-    @property
-    def reads_logits(self) -> bool:
-        return False
-
-    @property
-    def eight_bit(self) -> EightBit | None:
-        return self.head.eight_bit
-
-    def features(self, output: PolicyOutput) -> Array:
-        return self.head.features(output)
-
-    def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True) -> HeadState:
-        return start_if(drafting, partial(self._start, params, prompts, features, width))
-
-    def _start(self, params: Params, prompts: Prompts, features: Array, width: int) -> HeadState:
-        rows = len(prompts.lengths)
-        zeros = jnp.zeros(rows, jnp.int32)
-        cache = self.head.write(params, features, self.head.init_cache(rows, prompts.tokens.shape[1]), zeros)
-        return HeadState(
-            # A round writes `width` features, and after the committed ones at most as many slots.
-            cache=resize(cache, 2 * width),
-            visible_from=zeros,
-            # The feature of the last position comes with the first sampled token.
-            length=prompts.lengths - 1,
-            features=jnp.zeros((rows, width, features.shape[-1]), features.dtype),
-            tokens=jnp.zeros((rows, width), jnp.int32),
-            waiting=zeros,
-        )
-
-    def catch_up(self, state: HeadState, visible: Array, tokens: Array, emitted: Array) -> HeadState:
-        return restart_missed(state, visible)
+    def fill(self, params: Params, prompts: Prompts, features: Array, cache: Cache) -> Cache:
+        return self.head.write(params, features, cache, jnp.zeros(len(prompts.lengths), jnp.int32))
 
     def propose(
         self, params: Params, state: HeadState, gumbel: Float[Array, "B K V"], law: SamplingLaw
@@ -135,9 +101,6 @@ class BlockDrafter(Drafter):
         drafted = jnp.where(state.waiting > 0, count, 0)
         proposal = Proposal(tokens, log_q, drafted, predicted=state.visible_from == 0)
         return proposal, state._replace(cache=cache, length=length, waiting=jnp.zeros_like(state.waiting))
-
-    def observe(self, state: HeadState, features: Array, tokens: Array, emitted: Array) -> HeadState:
-        return wait_for(state, features, tokens, emitted)
 
     def loss(
         self,

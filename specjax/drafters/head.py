@@ -7,7 +7,7 @@ round reads the policy's features. Later steps read the hidden state that the he
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -72,46 +72,10 @@ class HeadState(NamedTuple):
     waiting: Int[Array, "B"]
 
 
-def restart_missed(state: HeadState, visible: Int[Array, "B"]) -> HeadState:
-    """Return the state in which rows that missed features begin again at `visible`, their next position."""
-    missed = state.length + state.waiting != visible
-    return state._replace(
-        visible_from=jnp.where(missed, visible, state.visible_from),
-        length=jnp.where(missed, visible, state.length),
-        waiting=jnp.where(missed, 0, state.waiting),
-    )
+class FeatureDrafter(Drafter):
+    """A drafter with a `head` that reads the policy's features. Its state is a `HeadState`; subclasses draft."""
 
-
-def wait_for(state: HeadState, features: Array, tokens: Array, emitted: Int[Array, "B"]) -> HeadState:
-    """Return the state in which the features and tokens of a verification wait to be cached."""
-    missing = state.tokens.shape[1] - tokens.shape[1]
-    return state._replace(
-        features=jnp.pad(features, ((0, 0), (0, missing), (0, 0))),
-        tokens=jnp.pad(tokens, ((0, 0), (0, missing))),
-        waiting=emitted,
-    )
-
-
-@dataclass(frozen=True)
-class HeadDrafter(Drafter):
-    """Drafts with a head on the policy.
-
-    Attributes:
-        head:       The head's functions.
-        vocab_size: V of the policy.
-        target_ids: int32 [Vd], the policy's id of each token of a reduced draft vocabulary, ascending; None: all of V.
-        unroll:     Passes of the training-time test, 1 .. 7. Every pass after the first feeds the head its own hidden
-                    state, as drafting does.
-        decay:      Weight of each pass in the loss, relative to the one before, in (0, 1].
-        objective:  Loss of each pass (specjax.drafters.distillation).
-    """
-
-    head: DraftHead
-    vocab_size: int
-    target_ids: np.ndarray | None = None
-    unroll: Passes = 3
-    decay: PassDecay = 0.8
-    objective: Objective = "cross_entropy"
+    head: Any
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -132,16 +96,11 @@ class HeadDrafter(Drafter):
 
     def _start(self, params: Params, prompts: Prompts, features: Array, width: int) -> HeadState:
         """Fill the cache with all prompt positions but the last, whose following token is not known yet."""
-        rows = len(prompts.lengths)
-        cache = self.head.init_cache(rows, prompts.tokens.shape[1])
-        hidden = self.head.fuse(params, features)
-        following = jnp.roll(prompts.tokens, -1, axis=1)
+        rows, length = prompts.tokens.shape
         zeros = jnp.zeros(rows, jnp.int32)
-        view = decode_view(zeros, following.shape[1], following.shape[1], window=self.head.window)
-        _, _, cache = self.head.step(params, hidden, following, cache, view, None)
         return HeadState(
-            # The first step of a round writes `width` positions; later steps write after the committed ones.
-            cache=resize(cache, 2 * width),
+            # A round writes `width` features, and what it drafts after the committed ones among them.
+            cache=resize(self.fill(params, prompts, features, self.head.init_cache(rows, length)), 2 * width),
             visible_from=zeros,
             length=prompts.lengths - 1,
             features=jnp.zeros((rows, width, features.shape[-1]), features.dtype),
@@ -149,8 +108,53 @@ class HeadDrafter(Drafter):
             waiting=zeros,
         )
 
+    def fill(self, params: Params, prompts: Prompts, features: Array, cache: Cache) -> Cache:
+        """Return the cache with the features of the prompts' positions."""
+        raise NotImplementedError
+
     def catch_up(self, state: HeadState, visible: Array, tokens: Array, emitted: Array) -> HeadState:
-        return restart_missed(state, visible)
+        missed = state.length + state.waiting != visible
+        return state._replace(
+            visible_from=jnp.where(missed, visible, state.visible_from),
+            length=jnp.where(missed, visible, state.length),
+            waiting=jnp.where(missed, 0, state.waiting),
+        )
+
+    def observe(self, state: HeadState, features: Array, tokens: Array, emitted: Array) -> HeadState:
+        missing = state.tokens.shape[1] - tokens.shape[1]
+        return state._replace(
+            features=jnp.pad(features, ((0, 0), (0, missing), (0, 0))),
+            tokens=jnp.pad(tokens, ((0, 0), (0, missing))),
+            waiting=emitted,
+        )
+
+
+@dataclass(frozen=True)
+class HeadDrafter(FeatureDrafter):
+    """Drafts with a head on the policy.
+
+    Attributes:
+        head:       The head's functions.
+        vocab_size: V of the policy.
+        target_ids: int32 [Vd], the policy's id of each token of a reduced draft vocabulary, ascending; None: all of V.
+        unroll:     Passes of the training-time test, 1 .. 7. Every pass after the first feeds the head its own hidden
+                    state, as drafting does.
+        decay:      Weight of each pass in the loss, relative to the one before, in (0, 1].
+        objective:  Loss of each pass (specjax.drafters.distillation).
+    """
+
+    head: DraftHead
+    vocab_size: int
+    target_ids: np.ndarray | None = None
+    unroll: Passes = 3
+    decay: PassDecay = 0.8
+    objective: Objective = "cross_entropy"
+
+    def fill(self, params: Params, prompts: Prompts, features: Array, cache: Cache) -> Cache:
+        following = jnp.roll(prompts.tokens, -1, axis=1)
+        rows, length = following.shape
+        view = decode_view(jnp.zeros(rows, jnp.int32), length, length, window=self.head.window)
+        return self.head.step(params, self.head.fuse(params, features), following, cache, view, None)[2]
 
     def propose(
         self, params: Params, state: HeadState, gumbel: Float[Array, "B K V"], law: SamplingLaw
@@ -179,9 +183,6 @@ class HeadDrafter(Drafter):
         log_q = self._to_policy_vocab(jnp.stack(log_q, 1))
         proposal = Proposal(jnp.stack(tokens, 1), log_q, drafted, predicted=state.visible_from == 0)
         return proposal, state._replace(cache=cache, length=length, waiting=jnp.zeros_like(state.waiting))
-
-    def observe(self, state: HeadState, features: Array, tokens: Array, emitted: Array) -> HeadState:
-        return wait_for(state, features, tokens, emitted)
 
     def loss(
         self,
