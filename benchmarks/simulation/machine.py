@@ -11,9 +11,10 @@ from benchmarks.simulation.point import MEASURED, Point
 from benchmarks.simulation.step import StageSeconds
 from benchmarks.simulation.surface import RoundSeconds
 from launch.plan.report import USABLE
-from models.config import DecoderConfig
+from models.config import DecoderConfig, block_feature_layers
+from models.drafts.block import block_like
 from models.published import DECODERS, eagle3_config
-from models.sheets import decoder_sheet, eagle3_sheet
+from models.sheets import block_sheet, decoder_sheet, eagle3_sheet
 from specjax.cost import (
     Cell,
     CostModel,
@@ -37,8 +38,6 @@ NETWORK = 50e9
 TRAINING_FLOPS = 6
 # Beside adapters the backward pass takes 2: frozen weights have no gradient.
 ADAPTER_FLOPS = 4
-# A block draft has five layers, and features of five layers are its input (arXiv 2602.06036).
-BLOCK_LAYERS = 5
 
 
 class Evidence(NamedTuple):
@@ -80,8 +79,7 @@ def round_costs(point: Point, evidence: Evidence) -> RoundSeconds:
         longest = point.prompt_tokens + point.limit_tokens
         return measured_rounds(evidence.cells, evidence.phases, evidence.mixture, longest)
     model = sheet_model(point)
-    seconds = model.seconds if point.draft == "eagle3" else _block(model)
-    return lambda rows, positions, k: seconds(rows, positions, k) * (point.drafted_factor if k else 1.0)
+    return lambda rows, positions, k: model.seconds(rows, positions, k) * (point.drafted_factor if k else 1.0)
 
 
 def sheet_model(point: Point) -> CostModel:
@@ -93,19 +91,6 @@ def sheet_model(point: Point) -> CostModel:
     return cost_model(
         network(point), draft_sheet(point), find_hardware(point.hardware), deployment(point), efficiency, engine
     )
-
-
-def _block(model: CostModel) -> RoundSeconds:
-    """Return the seconds of a round whose draft is a single pass over all its tokens, with the logits of each."""
-    lone = replace(model, later=model.later.__class__(), engine=replace(model.engine, draft_pass=0.0))
-
-    def seconds(rows: np.ndarray, positions: np.ndarray, k: int) -> np.ndarray | float:
-        if not k:
-            return model.seconds(rows, positions, 0)
-        drafted = model.first.seconds(rows, positions, k + 1, outputs=rows * k) + model.engine.draft_pass
-        return lone.seconds(rows, positions, k) - lone.drafting(rows, positions, k) + drafted
-
-    return seconds
 
 
 def deployment(point: Point) -> Deployment:
@@ -132,14 +117,12 @@ def network(point: Point) -> NetworkSheet:
 
 def draft_sheet(point: Point) -> DraftSheet:
     """Return the sheet of the point's draft."""
-    head = eagle3_sheet(eagle3_config(point.model))
+    head = eagle3_config(point.model)
     if point.draft == "eagle3":
-        return head
-    policy, width = decoder(point), head.network.hidden
-    heads = policy.num_heads * policy.head_dim, policy.num_kv_heads * policy.head_dim
-    layer = 2 * width * (heads[0] + heads[1]) + 3 * width * eagle3_config(point.model).intermediate_size
-    layers = replace(head.network, layers=BLOCK_LAYERS, dense=BLOCK_LAYERS * layer, vocab=policy.vocab_size)
-    return DraftSheet(layers, fused=BLOCK_LAYERS * width * width)
+        return eagle3_sheet(head)
+    policy = decoder(point)
+    policy = replace(policy, feature_layers=block_feature_layers(policy.num_layers))
+    return block_sheet(block_like(policy, max(*point.lengths, 1), intermediate_size=head.intermediate_size))
 
 
 def stages(point: Point, tokens: float, gpus: int) -> StageSeconds:

@@ -41,7 +41,7 @@ class CostModel:
         factor = engine.attention_factor((k + 1) * self.policy.query_group)
         seconds = self.policy.parts(rows, positions, k + 1, attention_factor=factor)
         seconds["draft"] = self.drafting(rows, positions, k)
-        seconds["engine"] = engine.host + k * engine.draft_pass
+        seconds["engine"] = engine.host + (min(k, 1) if self.block else k) * engine.draft_pass
         return seconds
 
     def seconds(self, rows: Amount, positions: Amount, draft_length: int) -> Amount:
