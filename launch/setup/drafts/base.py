@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import numpy as np
@@ -128,6 +128,36 @@ class Draft:
         verifier: name or path of the policy for serving engines. Only the dialect speculators states it.
         """
         save_named_draft(directory, self.kind, params)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureDraft(Draft):
+    """A draft that reads features of the policy and has files of its own: an EAGLE-3 head or a block draft.
+
+    Attributes:
+        head:    config of the draft.
+        decoder: config of the policy's decoder, whose feature layers are those that the draft reads.
+    """
+
+    head: Any
+    decoder: DecoderConfig
+
+    usual_causes = "it reads other layers than it was trained with, has another rope base, or is for another policy"
+
+    @property
+    def policy_width(self) -> int:
+        return self.head.hidden_size
+
+    def public_config(self, dialect: Dialect) -> dict[str, Any]:
+        """Return the draft's `config.json` in this dialect. Raises ValueError if it cannot describe the draft."""
+        raise NotImplementedError
+
+    def check_writable(self, dialect: Dialect | None = None) -> None:
+        if dialect is not None:
+            try:
+                self.public_config(dialect)
+            except ValueError as error:
+                raise ConfigError(f"dialect = {dialect}: {error}") from error
 
 
 def with_options(drafter: HeadDrafter, options: DraftConfig) -> HeadDrafter:

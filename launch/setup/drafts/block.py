@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.schema import DraftConfig
 from launch.cli.errors import ConfigError
-from launch.setup.drafts.base import Draft, DraftContext, param_dtype
+from launch.setup.drafts.base import Draft, DraftContext, FeatureDraft, param_dtype
 from launch.setup.drafts.saved_head import fit_head
 from launch.setup.policy import random_params
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
@@ -23,22 +23,10 @@ from specjax.types import PyTree
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockDraft(Draft):
-    """A block draft, which reads features of the policy.
-
-    Attributes:
-        head:    config of the draft.
-        decoder: config of the policy's decoder, whose feature layers are those that the draft reads.
-    """
+class BlockDraft(FeatureDraft):
+    """A block draft, which reads features of the policy."""
 
     head: BlockConfig
-    decoder: DecoderConfig
-
-    usual_causes = "it reads other layers than it was trained with, has another rope base, or is for another policy"
-
-    @property
-    def policy_width(self) -> int:
-        return self.head.hidden_size
 
     @property
     def sheet(self) -> DraftSheet:
@@ -54,13 +42,8 @@ class BlockDraft(Draft):
         differing = [f"{name} = {own} (the policy's: {other})" for name, own, other in compared if own != other]
         return f"the draft of draft.path was made with {', '.join(differing)}" if differing else None
 
-    def check_writable(self, dialect: Dialect | None = None) -> None:
-        if dialect is None:
-            return
-        try:
-            block_to_public(self.head, self.decoder.feature_layers, dialect, self.decoder)
-        except ValueError as error:
-            raise ConfigError(f"dialect = {dialect}: {error}") from error
+    def public_config(self, dialect: Dialect) -> dict[str, Any]:
+        return block_to_public(self.head, self.decoder.feature_layers, dialect, self.decoder)
 
     def write(
         self, directory: Path, params: PyTree, dialect: Dialect | None = None, verifier: str | None = None

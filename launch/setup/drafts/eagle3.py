@@ -3,12 +3,12 @@
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from launch.cli.errors import ConfigError
 from launch.setup.draft_vocabulary import frequent_tokens
-from launch.setup.drafts.base import Draft, DraftContext, param_dtype, with_options
+from launch.setup.drafts.base import Draft, DraftContext, FeatureDraft, param_dtype, with_options
 from launch.setup.drafts.saved_head import fit_head
 from launch.setup.policy import random_params
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
@@ -25,22 +25,10 @@ ONLY_BLOCKS = ("block_size", "markov_rank")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eagle3Draft(Draft):
-    """An EAGLE-3 head, which reads features of the policy.
-
-    Attributes:
-        head:    config of the head.
-        decoder: config of the policy's decoder, whose feature layers are those that the head reads.
-    """
+class Eagle3Draft(FeatureDraft):
+    """An EAGLE-3 head, which reads features of the policy."""
 
     head: Eagle3Config
-    decoder: DecoderConfig
-
-    usual_causes = "it reads other layers than it was trained with, has another rope base, or is for another policy"
-
-    @property
-    def policy_width(self) -> int:
-        return self.head.hidden_size
 
     def differences(self) -> str | None:
         if self.read_from is None:
@@ -69,13 +57,8 @@ class Eagle3Draft(Draft):
     def sheet(self) -> DraftSheet:
         return eagle3_sheet(self.head)
 
-    def check_writable(self, dialect: Dialect | None = None) -> None:
-        if dialect is None:
-            return
-        try:
-            config_to_public(self.head, self.decoder.feature_layers, dialect)
-        except ValueError as error:
-            raise ConfigError(f"dialect = {dialect}: {error}") from error
+    def public_config(self, dialect: Dialect) -> dict[str, Any]:
+        return config_to_public(self.head, self.decoder.feature_layers, dialect)
 
     def write(
         self, directory: Path, params: PyTree, dialect: Dialect | None = None, verifier: str | None = None
