@@ -18,7 +18,7 @@ from launch.data.responses import Answers
 from specjax.parallel import processes
 from specjax.parallel.memory import host_memory
 from specjax.train.batch import Sequences
-from specjax.train.draft.anchors import all_anchors
+from specjax.train.draft.anchors import spaced_anchors
 from specjax.train.draft.distill import DistillBatch, TeacherOutputs, make_teacher
 from specjax.types import Policy, PyTree
 from specjax.writing import writing
@@ -81,8 +81,8 @@ class TeacherOutputCache:
                 self._store(part, answers.lengths[part], self._teacher(self._weights, self._cut(answers, picks)))
                 phase.finish(tokens=int(answers.lengths[part].sum()))
 
-    def batch(self, answers: Answers, picks: np.ndarray) -> DistillBatch:
-        """Return the rows `picks`, int [B], cut to the smallest width that fits, at all completion tokens."""
+    def batch(self, answers: Answers, picks: np.ndarray, stride: int = 1, step: int = 0) -> DistillBatch:
+        """Return the rows `picks`, int [B], cut to the smallest width that fits, with the anchors of a step."""
         sequences = self._cut(answers, picks)
         rows = np.zeros((*sequences.tokens.shape, self._outputs[picks[0]].shape[1]), self._dtype)
         for row, pick in zip(rows, picks, strict=True):
@@ -91,7 +91,7 @@ class TeacherOutputCache:
         fractions = (1,) if self._ladder and self._ladder[-1] >= answers.tokens.shape[1] else COUNTS
         count = fitting(completion.sum(axis=1).max(), self._budget, fractions)
         teacher = TeacherOutputs(rows[..., : self._features], rows[..., self._features :])  # pyright: ignore[reportArgumentType]
-        return DistillBatch(sequences, teacher, all_anchors(completion, count))
+        return DistillBatch(sequences, teacher, spaced_anchors(completion, count, stride, step))
 
     def _cut(self, answers: Answers, picks: np.ndarray) -> Sequences:
         longest, most = answers.lengths[picks[picks >= 0]].max(), answers.tokens.shape[1]

@@ -139,6 +139,7 @@ class DraftTrainer:
         self._weights, self._seed, self._rows = joined(params).policy, config.seed, rows
         self._phase = long_phases.phase("distillation", steps, "steps")
         self.work = Work(self._phase)
+        self._stride = drafter.stride
         self._state = self._phase.restore("trainer", init_distill_state(params.draft, optimizer, mesh))
         budget, ladder = config.rollout.max_new_tokens, config.ladder
         self._teacher = TeacherOutputCache(
@@ -168,7 +169,7 @@ class DraftTrainer:
             for number in range(self._phase.done, until):
                 with self.work.timed():
                     picks = picks_of_step(answers.lengths, self._rows, self._seed, number)
-                    batch = self._teacher.batch(answers, picks)
+                    batch = self._teacher.batch(answers, picks, self._stride, number)
                     self._state, metrics = self._step(self._state, self._weights, batch)
                     loss, acceptance = float(metrics["loss/draft"]), float(metrics["draft/predicted_acceptance"])
                 tokens = int(np.sum(batch.sequences.completion))

@@ -92,6 +92,11 @@ class Drafter(Protocol):
         return True
 
     @property
+    def stride(self) -> int:
+        """Return how many completion tokens one anchor of distillation stands for. 1: the draft learns at each."""
+        return 1
+
+    @property
     def eight_bit(self) -> EightBit | None:
         """Return the format of the kernels in the rollout's copy of the parameters; None: the compute dtype."""
         return None

@@ -69,6 +69,11 @@ class BlockDrafter(FeatureDrafter):
     decay: PassDecay = 0.8
     objective: Objective = "cross_entropy"
 
+    @property
+    def stride(self) -> int:
+        """Return the size of the block: each token is then drafted once."""
+        return self.head.size
+
     def fill(self, params: Params, prompts: Prompts, features: Array, cache: Cache) -> Cache:
         return self.head.write(params, features, cache, jnp.zeros(len(prompts.lengths), jnp.int32))
 

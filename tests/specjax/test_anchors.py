@@ -10,7 +10,7 @@ import pytest
 
 from specjax.keys import seed_step
 from specjax.train.batch import Sequences, TrainBatch
-from specjax.train.draft.anchors import draw_anchors, with_keys
+from specjax.train.draft.anchors import draw_anchors, spaced_anchors, with_keys
 from specjax.train.draft.loss import DraftSums
 from specjax.train.gradients import accumulate
 from specjax.train.loss_context import LossContext
@@ -44,6 +44,24 @@ def test_anchors_are_distinct_completion_tokens_and_stand_for_all() -> None:
     short = rows(width=9)
     six = draw_anchors(short.keys[6:7], short.completion[6:7], 4)
     np.testing.assert_array_equal(six.place[0][six.weight[0] > 0], place[6][weight[6] > 0])
+
+
+def test_spaced_anchors_are_all_tokens_of_successive_steps() -> None:
+    completion, seen = np.asarray(rows().completion), []
+    for step in range(3):
+        place, weight = spaced_anchors(completion, 14, 3, step)
+        assert place.shape == (ROWS, 5)
+        for mine, traced in zip((place, weight), spaced_anchors(jnp.asarray(completion), 14, 3, step), strict=True):
+            np.testing.assert_array_equal(mine, traced)
+        for row, start, end in zip(range(ROWS), START, END, strict=True):
+            counted = place[row][weight[row] > 0]
+            assert all(np.diff(counted) == 3) and weight[row].sum() == pytest.approx(end - max(start, 2), rel=1e-6)
+            seen += [(row, int(token)) for token in counted]
+    tokens = {(row, token) for row in range(ROWS) for token in range(max(START[row], 2), END[row])}
+    # A row with fewer tokens than the stride counts some of them twice.
+    assert set(seen) == tokens and len(seen) == sum(
+        max(end - max(start, 2), 3) for start, end in zip(START, END, strict=True) if end > start
+    )
 
 
 def test_every_token_is_drawn_equally_often() -> None:

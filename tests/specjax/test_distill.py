@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from models.decoder import make_policy
 from specjax.sampling import SamplingLaw
 from specjax.train.batch import Sequences, TrainBatch, split
-from specjax.train.draft.anchors import all_anchors
+from specjax.train.draft.anchors import spaced_anchors
 from specjax.train.draft.distill import (
     DistillBatch,
     DistillStep,
@@ -52,7 +52,7 @@ def batch() -> Sequences:
 def rows_of(sequences: Sequences, params: Params, mesh: Mesh = MESH) -> DistillBatch:
     """Return the batch of all completion tokens of these sequences."""
     completion = np.asarray(sequences.completion)
-    anchors = all_anchors(completion, int(completion.sum(axis=1).max()))
+    anchors = spaced_anchors(completion, int(completion.sum(axis=1).max()), DRAFTER.stride, 0)
     return DistillBatch(sequences, make_teacher(POLICY, mesh)(params.policy, sequences), anchors)
 
 

@@ -1,15 +1,15 @@
 """Anchors: completion tokens of each row at which alone a draft learns in a step.
 
 Each is position 1 of a draft. In RL they are drawn without replacement, and weighted by the tokens they stand for, so
-that the sum over the anchors is an unbiased estimate of the sum over all tokens. Distillation takes all tokens.
+that the sum over the anchors is an unbiased estimate of the sum over all tokens. Distillation takes all tokens, or one
+in `Drafter.stride`.
 """
 
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, UInt32
 
 from specjax.drafters.base import Anchors
@@ -44,15 +44,19 @@ def draw_anchors(keys: UInt32[Array, "R 2"], completion: Bool[Array, "R S"], cou
     return Anchors(index, jnp.where(jnp.take_along_axis(candidates, index, axis=1), weight, 0.0))
 
 
-def all_anchors(completion: np.ndarray, count: int) -> Anchors:
-    """Return the completion tokens of rows, bool [R, S], as anchors [R, min(count, S)], computed on the host.
+def spaced_anchors(completion: Any, count: int, stride: int, step: Any) -> Anchors:
+    """Return every `stride`-th completion token of rows, bool [R, S], as anchors [R, count / stride], equally weighted.
 
-    The draft's later passes and its vocabulary head then run over `count` tokens of a row instead of S. Raises
-    ValueError if a row has more of them.
+    The draft's later passes and its vocabulary head then run over these tokens instead of S. `count`: at least the
+    completion tokens of a row. The anchors of `stride` successive steps are all tokens. Computed by numpy or JAX,
+    whichever made `completion`.
     """
-    most = int(completion.sum(axis=1).max())
-    if most > count:
-        raise ValueError(f"count = {count}: must be at least {most}, the completion tokens of a row")
-    candidates = completion & (np.arange(completion.shape[1]) >= FIRST_PREDICTED)
-    index = np.sort(np.argsort(~candidates, axis=1, kind="stable")[:, :count], axis=1).astype(np.int32)
-    return Anchors(index, np.take_along_axis(candidates, index, axis=1).astype(np.float32))  # pyright: ignore[reportArgumentType]
+    xp = completion.__array_namespace__()
+    candidates = completion & (xp.arange(completion.shape[1]) >= FIRST_PREDICTED)[None]
+    available = xp.sum(candidates, axis=1, keepdims=True, dtype=xp.int32)
+    number = xp.cumsum(candidates, axis=1, dtype=xp.int32) - 1
+    chosen = candidates & (number % stride == step % xp.clip(available, 1, stride))
+    index = xp.argsort(~chosen, axis=1, stable=True)[:, : -(-count // stride)].astype(xp.int32)
+    each = available / xp.maximum(xp.sum(chosen, axis=1, keepdims=True, dtype=xp.int32), 1)
+    weight = xp.where(xp.take_along_axis(chosen, index, axis=1), each, 0)
+    return Anchors(index, weight.astype(xp.float32))

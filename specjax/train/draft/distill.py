@@ -17,12 +17,13 @@ from jaxtyping import Array, Float
 from specjax import kernels
 from specjax.adapters import joined
 from specjax.drafters import Drafter
-from specjax.drafters.base import Anchors
+from specjax.drafters.base import Anchors, at_anchors
 from specjax.log_probs import teacher_forced
 from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES, batch_shards
 from specjax.sampling import SamplingLaw
 from specjax.train.batch import Sequences, split
+from specjax.train.draft.anchors import spaced_anchors
 from specjax.train.draft.loss import draft_gradient, draft_loss
 from specjax.train.loss_context import LossContext
 from specjax.train.metrics import Metrics
@@ -49,7 +50,7 @@ class TeacherOutputs:
 
 
 class DistillBatch(NamedTuple):
-    """Rows to distil from. anchors: the completion tokens that count, as a rule `all_anchors`."""
+    """Rows to distil from. anchors: the completion tokens that count, as a rule `spaced_anchors`."""
 
     sequences: Sequences
     teacher: TeacherOutputs
@@ -106,7 +107,7 @@ def make_distill_step(
         def add(total: PyTree, part: DistillBatch) -> tuple[PyTree, tuple[Array, Array]]:
             output = _policy_output(policy, weights, part.teacher, logit_chunk)
             gradient, result = draft_gradient(context, params, tokens, part.sequences, output, part.anchors)
-            return jax.tree.map(jnp.add, total, gradient), (result.loss, jnp.sum(result.overlap))
+            return jax.tree.map(jnp.add, total, gradient), (result.loss, _weighted(result.overlap, part.anchors))
 
         zeros = jax.tree.map(jnp.zeros_like, state.draft)
         gradient, (loss, overlap) = jax.lax.scan(add, zeros, split(batch, microbatches))
@@ -154,20 +155,27 @@ def make_predict(
 ) -> Callable[[Params, Sequences], tuple[Array, Array]]:
     """Return (params, sequences) -> (overlap, tokens), each summed over the completion tokens; compiled once.
 
-    Their ratio is the expected acceptance at position 1 under `law`, the mean of sum_v min(p, q).
+    With a stride, the overlap is measured at one in so many tokens, which stand for the others. The sums' ratio is the
+    expected acceptance at position 1 under `law`, the mean of sum_v min(p, q).
     """
     context = LossContext(policy, drafter, law, logit_chunk=logit_chunk)
 
     def run(params: Params, sequences: Sequences) -> tuple[Array, Array]:
         def overlap(part: Sequences) -> Array:
             output = context.forward(joined(params).policy, part)
-            return jnp.sum(draft_loss(context, params, params.draft, part, output, None).overlap)
+            anchors = spaced_anchors(part.completion, part.completion.shape[1], drafter.stride, 0)
+            return _weighted(draft_loss(context, params, params.draft, part, output, anchors).overlap, anchors)
 
         _check_rows(sequences, mesh, microbatches)
         overlaps = jax.lax.map(overlap, split(sequences, microbatches))
         return jnp.sum(overlaps), jnp.sum(sequences.completion, dtype=jnp.float32)
 
     return _over_rows(run, mesh)
+
+
+def _weighted(overlap: Float[Array, "R S"], anchors: Anchors) -> Float[Array, ""]:
+    """Return the sum over the anchors, each weighted by the tokens it stands for."""
+    return jnp.sum(overlap * at_anchors(anchors, anchors.weight, overlap.shape[1]))
 
 
 def _over_rows(run: Callable[[PyTree, Sequences], T], mesh: Mesh) -> Callable[[PyTree, Sequences], T]:
