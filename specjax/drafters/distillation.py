@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from specjax.options import above, at_least, at_most
 
-Objective = Literal["cross_entropy", "kl", "total_variation", "hybrid"]
+Objective = Literal["cross_entropy", "kl", "total_variation", "hybrid", "dspark"]
 HYBRID_DECAY = 3.0
 # Passes of a training-time test, and the weight of each relative to the one before.
 MOST_PASSES = 7
@@ -30,14 +30,17 @@ def divergence(
     total_variation: half of sum |p - q|, which is 1 - alpha.
     hybrid:          w kl + (1 - w) (1 - alpha) with w = exp(-3 alpha), without a gradient through w: from kl, from
                      which a poor draft learns faster, to 1 - alpha, the quantity of interest (arXiv 2602.23881).
+    dspark:          0.1 cross_entropy + 0.9 sum |p - q| (arXiv 2607.05147).
     """
     if objective == "cross_entropy":
-        return -jnp.sum(jnp.exp(log_p) * log_q, axis=-1)
+        return _cross_entropy(log_p, log_q)
     if objective == "kl":
         return _kl(log_p, log_q)
     distance = 1 - acceptance(log_p, log_q)
     if objective == "total_variation":
         return distance
+    if objective == "dspark":
+        return 0.1 * _cross_entropy(log_p, log_q) + 1.8 * distance
     weight = jax.lax.stop_gradient(jnp.exp(HYBRID_DECAY * (distance - 1)))
     return weight * _kl(log_p, log_q) + (1 - weight) * distance
 
@@ -45,6 +48,10 @@ def divergence(
 def acceptance(log_p: Float[Array, "B T Vd"], log_q: Float[Array, "B T Vd"]) -> Float[Array, "B T"]:
     """Return the expected acceptance alpha of each token."""
     return jnp.sum(jnp.minimum(jnp.exp(log_p), jnp.exp(log_q)), axis=-1)
+
+
+def _cross_entropy(log_p: Float[Array, "B T Vd"], log_q: Float[Array, "B T Vd"]) -> Float[Array, "B T"]:
+    return -jnp.sum(jnp.exp(log_p) * log_q, axis=-1)
 
 
 def _kl(log_p: Float[Array, "B T Vd"], log_q: Float[Array, "B T Vd"]) -> Float[Array, "B T"]:
