@@ -131,7 +131,7 @@ def next_look(experiment: Experiment, step_s: float) -> str:
         return f"The draft is measured again, at least once in {schedule.max_every} steps"
     seconds = 2 * distill.answers / experiment.sequences * step_s
     text = f"The draft is trained and measured again, at least once in {schedule.max_every} steps"
-    if not distill.steps:
+    if is_untrained(experiment):
         text += f". A run that distils it first with distill.steps = {offered_steps(experiment)} needs about "
         text += f"{duration(seconds)} for that; fewer answers (distill.answers = {distill.answers:,}) need less"
     return text
