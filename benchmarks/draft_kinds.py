@@ -1,0 +1,211 @@
+"""Compare kinds of drafts in the same RL run: acceptance, generation and whole steps.
+
+Run from the repository's root: python -m benchmarks.draft_kinds CONFIG --arms none eagle3 dflash dspark history
+
+An arm is a kind of draft, a lookup, or both: eagle3+history. All arms start from one policy, take the same prompts, and
+take turns with every step. The block of a block draft is as long as the draft length, and its width is the one at which
+it has as many parameters as the recipe's draft. Every draft is distilled in as many steps from the same answers. In RL
+drafts go on learning as the recipe says. With --rollout.verifier coupled all arms generate the same tokens, until
+updates that are rounded differently part them.
+"""
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from configs.schema import DraftConfig, RunConfig
+from configs.schema.networks import BLOCKS
+from launch.cli.long_phases import LongPhases
+from launch.cli.options import parse_run_and, run_program, use_compile_cache
+from launch.cli.recipe_options import TRAIN
+from launch.costs.turns import timed_turns
+from launch.distillation.acceptance import measure_acceptance
+from launch.distillation.trainer import distill
+from launch.rewards.reward_fn import make_pool, make_reward
+from launch.run.supervised_warmup import warm_up
+from launch.setup.drafts.block import fresh_block
+from launch.setup.experiment import Experiment, build_experiment
+from launch.setup.state import fresh_state
+from launch.timing import format_interval, format_provenance, provenance
+from models.drafts.block import init_block
+from specjax.drafters import Drafter
+from specjax.options import DraftLength, NonNegative, Options, Positive
+from specjax.rewards import RewardFn
+from specjax.train.stages import Stages
+from specjax.train.timed_step import StagedStep
+from specjax.types import Params, PyTree
+
+PLAIN = "none"
+LOOKUPS = ("ngram", "history")
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindsArgs(Options):
+    """Options of the program.
+
+    Attributes:
+        arms:         Arms, beside `none`: kinds of drafts, lookups, or KIND+LOOKUP.
+        draft_length: Tokens that every arm drafts in a round.
+        layers:       Layers of block drafts.
+        problems:     Training problems of RL, an epoch. 0: all of the recipe's.
+        part:         Steps that a row of the table holds.
+        json:         File for the results.
+    """
+
+    arms: tuple[str, ...] = ("eagle3", "dflash", "dspark")
+    draft_length: DraftLength = 4
+    layers: Positive = 2
+    problems: NonNegative = 0
+    part: Positive = 20
+    json: str | None = None
+
+
+def count(params: PyTree) -> int:
+    """Return the number of parameters."""
+    return sum(x.size for x in jax.tree.leaves(params))
+
+
+def draft_of(arm: str, config: RunConfig, args: KindsArgs) -> DraftConfig:
+    """Return the draft section of an arm, before its width is fitted."""
+    kind, _, lookup = arm.partition("+")
+    if kind in LOOKUPS:
+        kind, lookup = PLAIN, kind
+    draft = replace(config.draft, lookup=replace(config.draft.lookup, kind=lookup or PLAIN))
+    if kind == PLAIN:
+        return replace(draft, kind=kind, vocab_size=None)
+    if kind in BLOCKS:
+        head = replace(draft.head, num_layers=args.layers, block_size=args.draft_length)
+        return replace(draft, kind=kind, head=head, unroll=DraftConfig.unroll)
+    return replace(draft, kind=kind)
+
+
+def with_parameters(draft: DraftConfig, total: int, experiment: Experiment) -> DraftConfig:
+    """Return the section of a block draft with the width at which it has about `total` parameters."""
+    decoder, tokens = experiment.networks.decoder, experiment.tokenizer.vocab_size
+    assert decoder is not None
+
+    def size(width: int) -> int:
+        head = fresh_block(replace(draft, intermediate_size=width), decoder, tokens)
+        return count(jax.eval_shape(partial(init_block, head), jax.random.key(0)))
+
+    width = 8 * round(1 + (total - size(8)) / (size(16) - size(8)))
+    if width < 8:
+        raise ValueError(f"layers = {draft.head.num_layers}: must be fewer for a block draft of {total} parameters")
+    return replace(draft, intermediate_size=width)
+
+
+@dataclass(frozen=True)
+class Start:
+    """What an arm starts with. accepted: rates on held-out prompts by position, without a lookup; None without one."""
+
+    experiment: Experiment
+    drafter: Drafter
+    params: Params
+    accepted: list[float | None] | None = None
+
+
+def starts(config: RunConfig, args: KindsArgs) -> dict[str, Start]:
+    """Return the arms by name, with their drafts distilled."""
+
+    def experiment_of(draft: DraftConfig) -> Experiment:
+        rollout = replace(config.rollout, draft_length=args.draft_length * draft.proposes, draft_lengths=())
+        return build_experiment(replace(config, draft=draft, rollout=rollout))
+
+    first = experiment_of(config.draft)
+    start, total = warm_up(first, LongPhases()), count(first.networks.params.draft)
+    drafts, arms, answers = dict[str, tuple[Drafter, PyTree]](), dict[str, Start](), None
+    for arm in (PLAIN, *args.arms):
+        draft = draft_of(arm, config, args)
+        if draft.kind in BLOCKS:
+            draft = with_parameters(draft, total, experiment_of(draft))
+        experiment = experiment_of(draft)
+        networks = experiment.networks
+        params = replace(networks.params, policy=start.policy, base=start.base)
+        alone = draft.lookup.kind == PLAIN
+        if networks.draft.has_params and draft.kind not in drafts:
+            print(f"distilling {draft.kind}: {count(params.draft):,} parameters", flush=True)
+            result = distill(experiment, params, LongPhases(), given=answers)
+            answers, drafts[draft.kind] = answers or result.answers, result.draft
+        params = replace(params, draft=drafts.get(draft.kind, {}))
+        accepted = None
+        if alone and networks.draft.has_params:
+            temperature = config.rollout.law.temperature
+            accepted = measure_acceptance(experiment, networks.drafter, params, temperature).counts.rates
+        train = experiment.problems.train[: args.problems or None]
+        experiment = replace(experiment, problems=experiment.problems._replace(train=train))
+        arms[arm] = Start(experiment, networks.drafter, params, accepted)
+    return arms
+
+
+def stepper(start: Start, reward_fn: RewardFn) -> Callable[[int], dict[str, float]]:
+    """Return a function that takes the arm's next step, whatever its number, and returns what the tables need of it."""
+    experiment = start.experiment
+    functions = experiment.rollout_fn, experiment.loss_fn
+    policy, config, mesh = experiment.networks.policy, experiment.config, experiment.mesh
+    step = StagedStep(Stages(policy, start.drafter, reward_fn, config, mesh, *functions))
+    # Copied, because steps donate their state and arms share a policy.
+    trained = replace(start.params, base=())
+    state = fresh_state(experiment, replace(jax.tree.map(jnp.copy, trained), base=start.params.base), None)
+    pipeline = experiment.train_batches()
+
+    def take(number: int) -> dict[str, float]:
+        nonlocal state
+        (state, _, metrics), seconds = step(state, next(pipeline))
+        return {
+            "generation": seconds["generation"],
+            "step": sum(seconds.values()),
+            "alpha": float(metrics.get("rollout/acceptance_length", 1.0)),
+            "accuracy": float(metrics["reward/accuracy"]),
+        }
+
+    return take
+
+
+def show(arms: dict[str, Start], turns: list[dict[str, dict[str, float]]], part: int) -> None:
+    """Print the drafts, and a table of each part of the steps. Ratios pair the same step of both arms."""
+    print("\narm             parameters  accepted at position 1, 2, .. on held-out prompts")
+    for name, start in arms.items():
+        rates = " ".join(f"{rate:.3f}" for rate in start.accepted or () if rate is not None)
+        print(f"{name:<16}{count(start.params.draft):10,}  {rates}")
+    print("\nsteps     arm             accuracy  alpha  generation x           step x")
+    for begin in range(0, len(turns), part):
+        rows = turns[begin : begin + part]
+        for name in arms:
+            alpha, accuracy = (np.mean([turn[name][field] for turn in rows]) for field in ("alpha", "accuracy"))
+            ratios = (
+                format_interval([turn[PLAIN][field] / turn[name][field] for turn in rows])
+                for field in ("generation", "step")
+            )
+            steps = f"{begin + 1}..{begin + len(rows)}"
+            print(f"{steps:<10}{name:<16}{accuracy:8.2f}  {alpha:5.2f}  " + "  ".join(f"{x:<21}" for x in ratios))
+
+
+def main(argv: list[str]) -> int:
+    """Distil the drafts, run all arms in turns and print the tables."""
+    use_compile_cache()
+    text = "Compare kinds of drafts in the same RL run."
+    config, args = parse_run_and(KindsArgs, argv, "python -m benchmarks.draft_kinds", text, TRAIN)
+    print(format_provenance("benchmarks.draft_kinds"), flush=True)
+    arms, turns = starts(config, args), list[dict[str, dict[str, float]]]()
+    problems = arms[PLAIN].experiment.problems.train
+    with make_pool(config.reward) or nullcontext() as pool:
+        reward_fn = make_reward(pool, problems, arms[PLAIN].experiment.tokenizer, LongPhases())
+        steppers = {name: stepper(start, reward_fn) for name, start in arms.items()}
+        timed_turns(LongPhases().phase("steps of all arms", config.steps, "steps", kept=False), steppers, dict, turns)
+    show(arms, turns, args.part)
+    if args.json is not None:
+        accepted = {name: start.accepted for name, start in arms.items()}
+        results = {**provenance("benchmarks.draft_kinds"), "options": asdict(args), "accepted": accepted}
+        Path(args.json).write_text(json.dumps(results | {"turns": turns}) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(run_program(main))
