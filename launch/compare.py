@@ -1,4 +1,4 @@
-"""Time steps with and without speculation, by stage: `python -m launch.compare CONFIG|RUN [--draft-lengths 0,3,5,7]`.
+"""Time steps with and without speculation, by stage: `python -m launch.compare CONFIG|RUN [--draft-lengths 0,3,5]`.
 
 Prints the table of arXiv 2604.26779 for your own run. Each variant takes the same steps from the same state, on the
 same prompts with the same seeds. With --asynchronous.lag, a second table has steps whose rollouts run ahead.
@@ -23,6 +23,7 @@ from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.draft_monitor import explain_choice
 from launch.run.networks import trained_networks
 from launch.run.pin_references import with_commits, with_step
+from launch.setup.drafts.saved_head import most_drafted
 from launch.setup.experiment import Experiment, build_experiment
 from launch.timing import format_provenance, provenance
 
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError("draft.kind = none: there is nothing to compare with autoregressive decoding")
     args, config, files = with_step(args), with_commits(config, args.checkpoint), {"json": args.json}
     with StopSignals(console.print) as signals, long_phases_beside(files, signals, config, args) as long_phases:
-        config = replace(config, rollout=args.rollout(config.rollout))
+        config = replace(config, rollout=args.rollout(config.rollout, most_drafted(config.draft)))
         write_results(args.json, compare(build_experiment(config, True, long_phases, True), args, long_phases))
     return 0
 
@@ -60,7 +61,7 @@ def compare(experiment: Experiment, args: CompareArgs, long_phases: LongPhases) 
 
         reports = time_variants(variants, config, config.steps, long_phases, console, keep)
         if drafting is not None:
-            console.print(f"automatic:\n{explain_choice(experiment.phases, args.lengths, drafting)}")
+            console.print(f"automatic:\n{explain_choice(experiment.phases, config.rollout.lengths, drafting)}")
         return results | compare_overlap(asynchronous, variants, reports, console, long_phases)
 
 

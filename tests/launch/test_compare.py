@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 
 import launch.compare
+from configs.schema import RunConfig
 from launch.cli.errors import ConfigError, Stopped
 from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.cli.options import parse_run
@@ -24,12 +26,13 @@ from launch.comparison.options import CompareArgs
 from launch.comparison.stage_times import STAGES, VariantReport, steady_speedup, step_speedup, time_variants
 from launch.comparison.variants import StepTime
 from launch.rewards.reward_fn import make_reward
-from launch.setup.experiment import build_experiment
+from launch.setup.experiment import Experiment, build_experiment
 from launch.setup.state import fresh_state
+from models.drafts.block import block_like
 from specjax.parallel.memory import MemoryPart
 from specjax.train.timed_step import StagedStep
 from specjax.types import Prompts, Rollout, TrainState
-from tests.launch.programs import FEW, LEAST, Options, Refusal, argv, flags, leave_run
+from tests.launch.programs import FEW, LEAST, ONE_LAYER, Options, Refusal, argv, flags, leave_run
 from tests.refusals import assert_refused, refuses
 
 Compared = tuple[dict[str, Any], str]
@@ -234,6 +237,26 @@ def test_the_first_difference_of_two_rollouts():
 
 
 @pytest.mark.parametrize(
+    "block_size, saved, lengths", [(7, False, (0, 3, 5, 7)), (6, True, (0, 3, 5)), (2, False, (0, 2))]
+)
+def test_by_default_it_times_lengths_that_the_draft_can_do(
+    block_size: int, saved: bool, lengths: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def build(config: RunConfig, *_: Any) -> Experiment:
+        raise ConfigError(f"draft_lengths = {config.rollout.draft_lengths}")
+
+    monkeypatch.setattr(launch.compare, "build_experiment", build)
+    options = {"--draft.kind": "dspark", "--draft.head.block-size": str(block_size)}
+    if saved:
+        head = block_like(replace(ONE_LAYER, feature_layers=(0,)), block_size, markov_rank=2)
+        described = {"kind": "block", "head": asdict(head), "feature_layers": [0]}
+        (tmp_path / "config.json").write_text(json.dumps(described))
+        options = {"--draft.kind": "dspark", "--draft.path": str(tmp_path)}
+    with refuses(f"draft_lengths = {lengths}", ConfigError):
+        launch.compare.main(argv("tiny", SMALL | options))
+
+
+@pytest.mark.parametrize(
     "options, message",
     [
         ({"--draft-lengths": "0"}, "draft_lengths = (0,): "),
@@ -244,6 +267,7 @@ def test_the_first_difference_of_two_rollouts():
         ({"--draft.kind": "none", "--rollout.draft-length": "0"}, "draft.kind = none: "),
         ({"--plots": "here"}, "--plots"),
         ({"--distill.batch-size": "64"}, "distill.batch_size = 64: "),
+        ({"--draft.kind": "dspark", "--draft-lengths": "0,9"}, "rollout.draft_lengths = (0, 9): must be at most 7"),
     ],
 )
 def test_it_refuses(refusal: Refusal, options: Options, message: str):

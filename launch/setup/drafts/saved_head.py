@@ -1,5 +1,6 @@
 """Loader of EAGLE-3 heads and block drafts, and checks that they fit the policy and the run."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from configs.schema import HEADS, RunConfig
-from launch.cli.errors import ConfigError
+from configs.schema import BLOCKS, HEADS, DraftConfig, RunConfig
+from launch.cli.errors import ConfigError, as_config_error
 from launch.data.hub import checkpoint_directory
 from models.checkpoints.draft import SavedDraft, init_of, load_draft_checkpoint, read_draft_config
 from models.config import DecoderConfig
@@ -20,6 +21,8 @@ from models.hf.block_files import block_dialect_of, load_block, read_block_confi
 from models.hf.eagle3_dialects import check_stated_policy, dialect_of
 from models.hf.eagle3_files import check_embedding, load_eagle3, read_eagle3_config
 from models.params import abstract_params
+
+Head = Eagle3Config | BlockConfig
 
 
 def read_head(config: RunConfig, mesh: Mesh, *, shapes: bool = False) -> SavedDraft | None:
@@ -41,22 +44,40 @@ def load_head(path: Path, mesh: Mesh, *, shapes: bool = False) -> SavedDraft:
 
     shapes: read only `config.json`. Parameters are ShapeDtypeStructs; a reduced vocabulary is taken as the first ids.
     """
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"draft.path = {path}: must hold a config.json")
-    fields = read_json(path / "config.json")
-    if "kind" in fields:
-        read, load = read_draft_config, load_draft_checkpoint
-    elif block_dialect_of(fields) is not None:
-        read, load = read_block_config, load_block
-    elif dialect_of(fields) is not None:
-        read, load = read_eagle3_config, load_eagle3
-    else:
-        raise ConfigError(f"draft.path = {path}: its config.json must describe an EAGLE-3 head or a block draft")
+    read, load = _readers(path)
     if not shapes:
         return load(path, mesh)
     config, layers = read(path)
     ids = np.arange(config.draft_vocab_size, dtype=np.int32) if isinstance(config, Eagle3Config) else None
     return SavedDraft(config, abstract_params(init_of(config), mesh), ids, layers)
+
+
+def most_drafted(draft: DraftConfig) -> int | None:
+    """Return the block size of a block draft; None for other kinds. Reads only the `config.json` of draft.path."""
+    if draft.kind not in BLOCKS:
+        return None
+    if draft.path is None:
+        return draft.head.block_size
+    path = checkpoint_directory("draft.path", draft.path)
+    with as_config_error():
+        config, _ = _readers(path)[0](path)
+    return config.block_size if isinstance(config, BlockConfig) else None
+
+
+def _readers(
+    path: Path,
+) -> tuple[Callable[[Path], tuple[Head, tuple[int, ...]]], Callable[[Path, Mesh], SavedDraft]]:
+    """Return the functions that read the shape, and all, of a head or block draft in this directory."""
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"draft.path = {path}: must hold a config.json")
+    fields = read_json(path / "config.json")
+    if "kind" in fields:
+        return read_draft_config, load_draft_checkpoint
+    if block_dialect_of(fields) is not None:
+        return read_block_config, load_block
+    if dialect_of(fields) is not None:
+        return read_eagle3_config, load_eagle3
+    raise ConfigError(f"draft.path = {path}: its config.json must describe an EAGLE-3 head or a block draft")
 
 
 def layers_to_read(saved: SavedDraft, config: RunConfig) -> tuple[int, ...]:
@@ -96,7 +117,7 @@ def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedd
     return saved._replace(config=head, params=params, target_ids=None if identity else saved.target_ids)
 
 
-def kind_of(config: Eagle3Config | BlockConfig) -> str:
+def kind_of(config: Head) -> str:
     """Return the draft.kind of a draft of this shape."""
     if isinstance(config, Eagle3Config):
         return "eagle3"
