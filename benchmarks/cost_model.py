@@ -48,6 +48,8 @@ def read(path: Path) -> list[Measured]:
         name: {(row["context"], row["batch"]): row for row in sections[name]["rows"]} for name in ("floor", "verify")
     }
     for row in sections["draft"]["rows"]:
+        if row.get("draft", "eagle3") != "eagle3":
+            continue
         context, batch, plain = row["context"], row["batch"], row["plain ms"] / 1e3
         if not any(each.cell[:2] == (batch, context) for each in rounds):
             shape = context, batch

@@ -1,7 +1,7 @@
 """Networks of a preset with random weights, and random prompts for them."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from jaxtyping import Array, Key
 from benchmarks.bench.presets import Preset
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
+from models.drafts.block import init_block, make_block
 from models.drafts.eagle3 import init_eagle3, make_eagle3
 from models.params import init_params
 from specjax.drafters import Drafter
@@ -93,6 +94,19 @@ def random_networks(preset: Preset) -> BenchNetworks:
         policy=init_params(built.init_policy, keys[0], mesh), draft=init_params(built.init_draft, keys[1], mesh)
     )
     return BenchNetworks(preset.decoder, built.policy, built.drafter, params, mesh)
+
+
+def with_block(networks: BenchNetworks, preset: Preset) -> BenchNetworks:
+    """Return the same policy with the preset's block draft, of random weights, in place of the EAGLE-3 head."""
+    policy = make_policy(preset.block_decoder)
+    draft = init_params(partial(init_block, preset.block), jax.random.key(1), networks.mesh)
+    return replace(
+        networks,
+        decoder=preset.block_decoder,
+        policy=policy,
+        drafter=make_block(preset.block, policy),
+        trained=replace(networks.trained, draft=draft),
+    )
 
 
 def random_prompts(networks: BenchNetworks, rows: int, length: int) -> Prompts:

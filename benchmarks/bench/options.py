@@ -39,7 +39,7 @@ class BenchArgs(Options):
         batches:       Rows decoded together in floor, verify and draft. Default: the preset's.
         contexts:      Positions that each row attends to in these sections, and tokens of a row in update. Default:
                        the preset's.
-        draft_lengths: Draft lengths above 0 in draft, acceptance and peers. Default: the preset's.
+        draft_lengths: Draft lengths above 0 of the EAGLE-3 head in draft, acceptance and peers. Default: the preset's.
         rates:         Acceptance that acceptance forces, and that draft predicts for. Default: the preset's.
         repeats:       Measurements of each variant, interleaved with the others. Default: the preset's.
         json:          File for all results.

@@ -5,7 +5,8 @@ from typing import Any
 
 import jax
 
-from models.config import DecoderConfig, Remat, eagle3_feature_layers
+from models.config import DecoderConfig, Remat, block_feature_layers, eagle3_feature_layers
+from models.drafts.block import BlockConfig, block_like
 from models.drafts.eagle3 import Eagle3Config, eagle3_like
 from models.published import DECODERS
 from specjax.options import DraftLength, Fraction, Options, Positive
@@ -78,6 +79,18 @@ class Preset(Options):
     def head(self) -> Eagle3Config:
         """Return the EAGLE-3 head, with the policy's widths."""
         return eagle3_like(self.decoder, self.draft_vocab or self.decoder.vocab_size)
+
+    @property
+    def block_decoder(self) -> DecoderConfig:
+        """Return the policy with the features that the block draft reads."""
+        count = self.decoder.num_layers
+        layers = block_feature_layers(count) if count >= 8 else tuple(range(count))
+        return replace(self.decoder, feature_layers=layers)
+
+    @property
+    def block(self) -> BlockConfig:
+        """Return the block draft: DSpark in the published shape, with the policy's widths and vocabulary."""
+        return block_like(self.block_decoder, block_size=7, markov_rank=256)
 
 
 def _qwen3(layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, head_dim: int, **other: Any) -> DecoderConfig:

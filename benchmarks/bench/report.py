@@ -15,7 +15,7 @@ from launch.timing import format_provenance, interval
 Value = str | int | float | tuple[float, float, float] | None
 Row = Mapping[str, Value]
 # Width of the widest table. A narrower terminal wraps its lines, so that no number is cut off.
-WIDTH = 150
+WIDTH = 200
 NO_ROOM = "-: does not fit in the device's memory"
 
 

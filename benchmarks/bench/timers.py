@@ -29,6 +29,7 @@ def round_timer(
     kinds: Mapping[Name, tuple[Drafter, int]],
     count: int,
     options: dict[str, Any] | None = None,
+    room_for: int = 0,
 ) -> RoundTimer[Name]:
     """Return a timer of rounds.
 
@@ -40,10 +41,11 @@ def round_timer(
         kinds:    by name, the drafter that proposes and the draft length.
         count:    rounds per measurement.
         options:  XLA compiler options.
+        room_for: longest draft length of rounds that are compared with these: all see caches of the same length.
     """
     longest = max(k for _, k in kinds.values())
     # With this budget no row ends within the rounds. The caches stay blank, because a prefill could take much longer.
-    budget = count * (longest + 1) + 1
+    budget = count * (max(longest, room_for) + 1) + 1
     config, phase = (
         RolloutConfig(group_size=1, max_new_tokens=budget, draft_length=longest),
         Phase(rows, context + budget),

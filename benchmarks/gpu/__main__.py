@@ -1,6 +1,6 @@
 """Measure everything that needs a GPU, in order of value, within so many minutes: `make gpu`.
 
-Run from the repository's root: python -m benchmarks.gpu --minutes 17
+Run from the repository's root: python -m benchmarks.gpu --minutes 23
 
 Each part (benchmarks.gpu.parts) is a process with a time limit of its own. DIR/gpu.txt gets its output as it comes, and
 the outcomes at the end, also if all is stopped. DIR/PART.json gets its results: of some parts as they are measured, of
@@ -59,7 +59,7 @@ def summary(outcomes: dict[str, Outcome]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=17, help="for all parts together")
+    parser.add_argument("--minutes", type=float, default=23, help="for all parts together")
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="directory of the results")
     parser.add_argument("--parts", nargs="+", choices=NAMES, default=NAMES, help="parts to run; by default all")
     parser.add_argument("--model", type=Path, help="policy for the part `model`: see benchmarks.gpu.model")

@@ -79,6 +79,14 @@ def parts(
             "benchmarks.bench --sections update --preset tiny --contexts 64 --repeats 2",
         ),
         part(
+            "rounds",
+            6,
+            "benchmarks.bench --sections draft --preset qwen3-8b --batches 32 1 --contexts 1024 8192 "
+            "--draft-lengths 3 5 --rates 0.6 0.8 --repeats 3",
+            "benchmarks.bench --sections draft --preset tiny --batches 2 --contexts 64 --draft-lengths 1 2 --rates 0.8 "
+            "--repeats 2",
+        ),
+        part(
             "rollouts",
             2.5,
             "benchmarks.bench --sections acceptance --preset qwen3-8b --draft-lengths 3 5 --rates 0.8 --repeats 3",

@@ -16,7 +16,7 @@ from benchmarks.bench import __main__ as bench
 from benchmarks.bench import plots
 from benchmarks.bench.model_flops import causal_pairs, device_sheet
 from benchmarks.bench.models import BenchNetworks, check_grid, random_networks, random_prompts
-from benchmarks.bench.presets import LongTail, Preset
+from benchmarks.bench.presets import PRESETS, LongTail, Preset
 from benchmarks.bench.report import BenchSection, Row, print_section, where_it_fits
 from benchmarks.bench.rollout_timer import ANY_LENGTH
 from benchmarks.bench.sections import decoding, layout
@@ -28,6 +28,7 @@ from benchmarks.bench.timers import rollout_timer
 from benchmarks.gpu.lora import lora_networks
 from launch.cli.errors import ConfigError
 from launch.plan.flops import flops
+from models.sheets import block_sheet, eagle3_sheet
 from specjax import kernels
 from specjax.cost import HARDWARE, Cell
 from specjax.keys import seed_step, sequence_keys
@@ -144,6 +145,9 @@ def test_rounds_are_put_in_tables_and_plots(networks: BenchNetworks, tmp_path: P
         section = sections[measure.__name__] = measure(networks, SMALL)
         assert len({tuple(row) for row in section.rows}) == 1, "rows of one table have the same columns"
         assert any("cost model" in note for note in section.notes) == (measure is decoding.draft)
+        if measure is decoding.draft:
+            assert [(row["draft"], row["k"]) for row in section.rows] == [("eagle3", 2), ("dspark", 7)]
+            assert any("dspark is as fast as eagle3 at k = 2 if" in note for note in section.notes)
         for row in section.rows:
             compile_seconds = row["compile s"]
             assert isinstance(compile_seconds, float) and compile_seconds > 0
@@ -206,6 +210,22 @@ def test_the_cost_model_reports_its_error():
     (note,) = decoding._cost_model_note([*exact, exact[0]._replace(seconds=2 * exact[0].seconds)])
     assert not note.endswith("by 0% at most")
     assert decoding._cost_model_note(exact[:1]) == []
+
+
+def test_the_acceptance_length_at_which_both_drafts_are_as_fast_is_noted():
+    row: Row = {"context": 8, "batch": 2, "draft": "eagle3", "k": 3, "dspark / it": (1.25, 1.2, 1.3)}
+    unknown: list[Row] = [{**row, "dspark / it": None}, {"context": 8, "batch": 4}]
+    (note,) = decoding._break_even([row, *unknown], (0.5,))
+    # A round at acceptance 0.5 has 1 + 1/2 + 1/4 + 1/8 tokens.
+    assert note.startswith("2 rows, 8 positions: ") and note.endswith("1.25 [1.2, 1.3] times as long: 2.34 at 0.5")
+
+
+def test_the_drafts_of_a_preset_have_the_published_sizes():
+    preset = PRESETS["qwen3-8b"]
+    head, block = eagle3_sheet(preset.head).network, block_sheet(preset.block)
+    assert preset.block_decoder.feature_layers == (2, 10, 18, 26, 34) and block.markov is not None
+    sizes = block.network.dense, block.network.head, block.fused, block.markov.head, head.dense, head.head
+    assert [round(size / 1e6) for size in sizes] == [965, 622, 84, 39, 218, 131]
 
 
 def test_a_cell_that_does_not_fit_does_not_end_the_benchmark(capsys: pytest.CaptureFixture[str]):

@@ -1,14 +1,14 @@
 """Sections that time rounds: the memory-bandwidth floor, verification, the drafter."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.bench.models import BenchNetworks, fits
+from benchmarks.bench.models import BenchNetworks, fits, with_block
 from benchmarks.bench.presets import Preset
 from benchmarks.bench.report import NO_ROOM, BenchSection, Row, ratio, where_it_fits
 from benchmarks.bench.stubs import FreeDrafter
@@ -21,6 +21,9 @@ from specjax.types import Policy, PyTree
 
 # Passes over the array in one bandwidth measurement.
 COPIES = 8
+# Names of the drafts of a preset.
+EAGLE3, BLOCK = "eagle3", "dspark"
+BLOCK_OVER_IT = f"{BLOCK} / it"
 
 
 def floor(networks: BenchNetworks, preset: Preset) -> BenchSection:
@@ -71,43 +74,82 @@ def verify(networks: BenchNetworks, preset: Preset) -> BenchSection:
 
 
 def draft(networks: BenchNetworks, preset: Preset) -> BenchSection:
-    """Measure the cost of a speculative round in plain rounds, the drafter's part, and the speed-up at given rates."""
-    drafter, free, cells = networks.drafter, FreeDrafter(networks.policy.vocab_size), list[Cell]()
+    """Measure the cost of a speculative round in plain rounds, the drafter's part, and the speed-up at given rates.
+
+    The EAGLE-3 head drafts at each draft length, the block draft as many tokens as its block has.
+    """
+    free, blocks, size = FreeDrafter(networks.policy.vocab_size), with_block(networks, preset), preset.block.block_size
+    lengths, longest, cells = preset.draft_lengths, max((*preset.draft_lengths, size)), list[Cell]()
     kinds: dict[tuple[str, int], tuple[Drafter, int]] = {("plain", 0): (free, 0)}
-    for k in preset.draft_lengths:
-        kinds |= {("verifying", k): (free, k), ("full", k): (drafter, k)}
+    for k in lengths:
+        kinds |= {("verifying", k): (free, k), (EAGLE3, k): (networks.drafter, k)}
+    block_kinds = {("verifying", size): (free, size), (BLOCK, size): (blocks.drafter, size)}
 
     def measure(context: int, batch: int) -> list[Row]:
-        timer = round_timer(networks, drafter, batch, context, kinds, preset.rounds)
-        measured = interleaved(timer.start(networks.params), preset.repeats)
-        plain = measured["plain", 0]
+        runs, compile_seconds = dict[tuple[str, int], Callable[[], float]](), dict[tuple[str, int], float]()
+        for each, its_kinds in ((networks, kinds), (blocks, block_kinds)):
+            # The block draft reads other features, so that its rounds have rows and caches of their own.
+            if each is networks or fits(blocks, 2 * batch, context):
+                timer = round_timer(each, each.drafter, batch, context, its_kinds, preset.rounds, room_for=longest)
+                runs |= timer.start(each.params)
+                compile_seconds |= timer.compile_seconds
+        # Interleaved, so that a slowdown of the machine affects all alike.
+        measured = interleaved(runs, preset.repeats)
+        plain, block = measured["plain", 0], measured.get((BLOCK, size))
 
-        def row_of(k: int) -> Row:
-            full_round, verifying = measured["full", k], measured["verifying", k]
+        def row_of(name: str, k: int) -> Row:
+            full_round, verifying = measured[name, k], measured["verifying", k]
             cost = ratio(full_round, plain)
             row: dict = {
+                "draft": name,
                 "k": k,
                 "plain ms": 1e3 * float(np.median(plain)),
+                "round ms": 1e3 * float(np.median(full_round)),
                 "propose + observe": ratio(np.subtract(full_round, verifying).tolist(), plain),
                 "verify + commit": ratio(verifying, plain),
                 "whole round": cost,
             }
-            row |= {f"at {rate}": sum(rate**i for i in range(k + 1)) / cost[0] for rate in preset.rates}
-            return row | {"compile s": timer.compile_seconds["full", k]}
+            row |= {f"at {rate}": _acceptance_length(rate, k) / cost[0] for rate in preset.rates}
+            row[BLOCK_OVER_IT] = None if block is None or name == BLOCK else ratio(block, full_round)
+            return row | {"compile s": compile_seconds[name, k]}
 
-        drafted = (("full", k) for k in preset.draft_lengths)
         cells.extend(
-            Cell(batch, context, kind[1], float(np.median(measured[kind]))) for kind in (("plain", 0), *drafted)
+            Cell(batch, context, k, float(np.median(times)))
+            for (name, k), times in measured.items()
+            if name in ("plain", EAGLE3)
         )
-        return [row_of(k) for k in preset.draft_lengths]
+        return [row_of(*kind) for kind in measured if kind[0] in (EAGLE3, BLOCK)]
 
     rows = _each_cell(networks, preset, measure)
     notes = [
-        "costs in plain rounds of the same batch; propose + observe: the whole round minus one with free proposals",
+        "costs in plain rounds of the same batch; propose + observe: the drafter's share, the whole round minus one "
+        "with free proposals",
         "at RATE: speed-up, tokens of a round over its cost, if a drafted token is accepted with that probability",
+        f"{BLOCK_OVER_IT}: seconds of a round of the block draft over those of this round",
+        *_break_even(rows, preset.rates),
         NO_ROOM,
     ]
     return BenchSection("cost of drafting", rows, [*notes, *_cost_model_note(cells)])
+
+
+def _acceptance_length(rate: float, k: int) -> float:
+    """Return the tokens of a round whose k drafted tokens are each accepted at the rate if those before are."""
+    return sum(rate**i for i in range(k + 1))
+
+
+def _break_even(rows: Sequence[Row], rates: Sequence[float]) -> list[str]:
+    """Return a note for each EAGLE-3 round: acceptance lengths at which the block draft decodes as fast."""
+    notes = []
+    for row in rows:
+        k, cost = row.get("k"), row.get(BLOCK_OVER_IT)
+        if isinstance(k, int) and isinstance(cost, tuple):
+            times, low, high = cost
+            needed = ", ".join(f"{times * _acceptance_length(rate, k):.2f} at {rate}" for rate in rates)
+            notes.append(
+                f"{row['batch']} rows, {row['context']} positions: {BLOCK} is as fast as {EAGLE3} at k = {k} if its "
+                f"acceptance length is {times:.3g} [{low:.3g}, {high:.3g}] times as long: {needed}"
+            )
+    return notes
 
 
 def _cost_model_note(cells: list[Cell]) -> list[str]:
