@@ -97,7 +97,7 @@ def with_parameters(draft: DraftConfig, total: int, experiment: Experiment) -> D
 
     width = 8 * round(1 + (total - size(8)) / (size(16) - size(8)))
     if width < 8:
-        raise ValueError(f"layers = {draft.head.num_layers}: must be fewer for a block draft of {total} parameters")
+        raise ValueError(f"layers = {draft.head.num_layers}: must be fewer for a block draft of {total:,} parameters")
     return replace(draft, intermediate_size=width)
 
 
