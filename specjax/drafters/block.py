@@ -71,8 +71,8 @@ class BlockDrafter(FeatureDrafter):
 
     @property
     def stride(self) -> int:
-        """Return the size of the block: each token is then drafted once."""
-        return self.head.size
+        """Return half the size of a block: each token is then drafted twice, about as costly as EAGLE-3's passes."""
+        return max(self.head.size // 2, 1)
 
     def fill(self, params: Params, prompts: Prompts, features: Array, cache: Cache) -> Cache:
         return self.head.write(params, features, cache, jnp.zeros(len(prompts.lengths), jnp.int32))
