@@ -37,8 +37,8 @@ def block_sheet(config: BlockConfig) -> DraftSheet:
     dense = config.num_layers * (_attention(config, width) + _mlp(width, config.intermediate_size))
     markov = None
     if config.markov_rank:
-        markov = _sheet(replace(config, hidden_size=config.markov_rank), 0, 0, config.vocab_size)
-    network = _sheet(config, config.num_layers, dense, config.vocab_size)
+        markov = _sheet(replace(config, hidden_size=config.markov_rank), 0, 0, config.draft_vocab_size)
+    network = _sheet(config, config.num_layers, dense, config.draft_vocab_size)
     return DraftSheet(network, config.feature_size * width, block=True, markov=markov)
 
 

@@ -72,14 +72,15 @@ class World:
 
     @functools.cached_property
     def drafters(self) -> dict[str, Drafter]:
-        kept = np.flatnonzero(np.arange(self.vocab) % 3 != 2).astype(np.int32)
+        kept, blocks = self._kept, self._blocks
         return {
             "none": NoDrafter(),
             "eagle3": self._eagle3_drafter,
             "eagle3 reduced": make_eagle3(self._eagle3(len(kept)), self.policy, kept),
             "mtp": make_mtp(mtp_config(self.config, "mimo"), self.policy),
-            "dflash": make_block(self._block(sample_from_anchor=False, mask_token_id=0), self.policy),
-            "dspark": make_block(self._block(markov_rank=3), self.policy),
+            "dflash": make_block(blocks["dflash"], self.policy),
+            "dspark": make_block(blocks["dspark"], self.policy),
+            "dspark reduced": make_block(blocks["dspark reduced"], self.policy, kept),
             "policy": PolicyDrafter(self.policy),
             "table": TableDrafter(tuple(-token % self.vocab for token in range(self.vocab))),
             "model": ModelDrafter(self.policy),
@@ -95,8 +96,19 @@ class World:
     def _eagle3_drafter(self) -> HeadDrafter:
         return make_eagle3(self._eagle3(self.vocab), self.policy)
 
-    def _block(self, **changes: Any) -> BlockConfig:
-        return block_like(self.config, 4, num_layers=1, **changes)
+    @property
+    def _kept(self) -> np.ndarray:
+        """The tokens of a reduced draft vocabulary."""
+        return np.flatnonzero(np.arange(self.vocab) % 3 != 2).astype(np.int32)
+
+    @property
+    def _blocks(self) -> dict[str, BlockConfig]:
+        shapes: dict[str, dict[str, Any]] = {
+            "dflash": dict(sample_from_anchor=False, mask_token_id=0),
+            "dspark": dict(markov_rank=3),
+            "dspark reduced": dict(markov_rank=3, draft_vocab_size=len(self._kept)),
+        }
+        return {name: block_like(self.config, 4, num_layers=1, **shape) for name, shape in shapes.items()}
 
     def _eagle3(self, draft_vocab: int) -> Eagle3Config:
         return Eagle3Config(
@@ -122,9 +134,9 @@ class World:
     def draft(self, name: str, seed: int = 0) -> PyTree:
         """Return draft parameters by name.
 
-        For heads: `random`, `random reduced`, `random mtp`, `random dflash`, `random dspark`, `identical`, `flat`,
-        `adversarial`, and `trained` in place of `random`. For a model as the draft: `twin`, equal to the policy, and
-        `stranger`. Without parameters: `none`, and `remembered`, which only fills a lookup's memory.
+        For heads: `random`, `random reduced`, `random mtp`, `random dflash`, `random dspark`, `random dspark reduced`,
+        `identical`, `flat`, `adversarial`, and `trained` in place of `random`. For a model as the draft: `twin`, equal
+        to the policy, and `stranger`. Without parameters: `none`, and `remembered`, which only fills a lookup's memory.
         """
         scales = {"identical": 1.0, "flat": 0.4, "adversarial": -1.0}
         if name in scales:
@@ -135,16 +147,14 @@ class World:
             return self.policy_params
         if name == "stranger":
             return nn.unbox(init_decoder(self.config, jax.random.key(100 + seed)))
-        kind = next((kind for kind in ("mtp", "dflash", "dspark") if kind in name), "eagle3")
+        kind = next((kind for kind in ("mtp", "dflash", "dspark reduced", "dspark") if kind in name), "eagle3")
         drafter: Drafter = self.drafters[kind]
-        if kind == "dflash":
-            init = functools.partial(init_block, self._block(sample_from_anchor=False, mask_token_id=0))
-        elif kind == "dspark":
-            init = functools.partial(init_block, self._block(markov_rank=3))
+        if kind in self._blocks:
+            init = functools.partial(init_block, self._blocks[kind])
         elif kind == "mtp":
             init = functools.partial(init_mtp, mtp_config(self.config, "mimo"))
         else:
-            size = self.drafters["eagle3 reduced"].target_ids.size if "reduced" in name else self.vocab
+            size = len(self._kept) if "reduced" in name else self.vocab
             init = functools.partial(init_eagle3, self._eagle3(size))
         params = jax.jit(lambda key: nn.unbox(init(key)))(jax.random.key(100 + seed))
         return params if "random" in name else self._distil(drafter, params)

@@ -126,7 +126,8 @@ class DraftConfig(Options):
         num_heads:         Attention heads.
         num_kv_heads:      Key-value heads.
         head_dim:          Width of a head.
-        vocab_size:        Draft only this many tokens, the most frequent of the training problems. None: all.
+        vocab_size:        Draft only this many tokens, the most frequent of the training problems, with a vocabulary
+                           head of its own. None: all.
         head:              Details of an EAGLE-3 head or block draft with random weights.
         architecture:      Network of kind model with random weights.
         loss:              cross_entropy with the policy's distribution; kl; total_variation (1 - acceptance); hybrid,
@@ -167,8 +168,8 @@ class DraftConfig(Options):
             return
         if self.kind in BLOCKS and self.unroll != DraftConfig.unroll:
             raise ValueError(f"unroll = {self.unroll}: must be {DraftConfig.unroll} with kind {self.kind}")
-        if self.vocab_size is not None and (self.kind != "eagle3" or self.path is not None):
-            other = "path" if self.kind == "eagle3" else f"kind {self.kind}"
+        if self.vocab_size is not None and (self.kind not in HEADS or self.path is not None):
+            other = "path" if self.kind in HEADS else f"kind {self.kind}"
             raise ValueError(f"vocab_size = {self.vocab_size}: must be None with {other}")
         if self.kind == "model":
             for name, default in (("unroll", DraftConfig.unroll), ("decay", DraftConfig.decay)):

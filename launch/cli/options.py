@@ -20,7 +20,7 @@ import jax
 from configs.algorithms import ALGORITHMS, describe, with_algorithm
 from configs.override import override
 from configs.schema import DraftConfig, RunConfig
-from configs.schema.networks import DRAFT_KINDS
+from configs.schema.networks import DRAFT_KINDS, HEADS
 from launch.cli.errors import ConfigError, RunStopped, Stopped, as_config_error, first_line, silence_writers
 from launch.cli.failures import fail
 from launch.cli.fields import Field, fields_of, summary
@@ -250,7 +250,7 @@ def with_consequences(recipe: RunConfig, values: Mapping[str, Any]) -> dict[str,
         follows["rollout.draft_lengths"] = ()
     if kind != draft.kind and kind in DRAFT_KINDS:
         follows |= {f"draft.{name}": getattr(DraftConfig, name) for name in _OF_A_KIND}
-    if kind == "eagle3" and values.get("draft.path", draft.path) is not None:
+    if kind in HEADS and values.get("draft.path", draft.path) is not None:
         follows["draft.vocab_size"] = None
     if kind == "none":
         follows |= {"draft.rollout_dtype": None, "distill.steps": 0}

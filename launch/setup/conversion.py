@@ -17,7 +17,7 @@ from models.checkpoints.draft import load_draft_checkpoint, save_draft_checkpoin
 from models.checkpoints.made_for import read_made_for, state_made_for
 from models.config import Dtype
 from models.files import CARRIED, new_directory, read_json, write_json
-from models.hf.block_files import block_dialect_of
+from models.hf.block_dialects import block_dialect_of
 from models.hf.config import refuse_earlier_layout
 from models.hf.eagle3_dialects import dialect_of, stating_dtype
 from models.hf.eagle3_files import carried_tensors, load_eagle3, save_eagle3, write_carried

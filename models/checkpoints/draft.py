@@ -58,8 +58,7 @@ def save_draft_checkpoint(
 
     Raises ValueError if the directory is in use, or ids and config disagree.
     """
-    if isinstance(config, Eagle3Config):
-        check_target_ids(target_ids, config)
+    check_target_ids(target_ids, config)
     with new_directory(directory) as temporary:
         kind = next(kind for kind, shape in _KINDS.items() if isinstance(config, shape))
         described = {"kind": kind, "head": asdict(config), "feature_layers": feature_layers}
@@ -76,9 +75,8 @@ def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft:
     """
     config, layers = read_draft_config(directory)
     ids = _read_ids(directory / _IDS)
-    if isinstance(config, Eagle3Config):
-        with errors_name(directory):
-            check_target_ids(ids, config)
+    with errors_name(directory):
+        check_target_ids(ids, config)
     params = restore_params(directory, fitting_params(init_of(config), mesh))
     return SavedDraft(config, params, ids, layers)
 
@@ -136,7 +134,7 @@ def load_named_draft(directory: Path, kind: str, like: PyTree) -> PyTree:
     return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
 
 
-def check_target_ids(ids: np.ndarray | None, config: Eagle3Config) -> None:
+def check_target_ids(ids: np.ndarray | None, config: Eagle3Config | BlockConfig) -> None:
     """Raise ValueError unless these are `draft_vocab_size` ascending ids within the policy's vocabulary."""
     size, policy = config.draft_vocab_size, config.vocab_size
     if ids is None:

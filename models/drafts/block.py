@@ -11,6 +11,7 @@ from typing import Any, cast
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from models.config import DecoderConfig, LayerConfig, MaxPositions
@@ -28,6 +29,7 @@ class BlockConfig(LayerConfig):
 
     Attributes:
         vocab_size: Size of the policy's vocabulary.
+        draft_vocab_size: Size of the draft's vocabulary. Below `vocab_size`, it has a vocabulary head of its own.
         feature_size: Width of the policy's concatenated features.
         block_size: Most tokens that it drafts.
         num_layers: Number of layers.
@@ -42,6 +44,7 @@ class BlockConfig(LayerConfig):
     """
 
     vocab_size: Positive
+    draft_vocab_size: Positive
     feature_size: Positive
     block_size: DraftLength
     num_layers: Layers = 5
@@ -55,6 +58,8 @@ class BlockConfig(LayerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.draft_vocab_size > self.vocab_size:
+            raise ValueError(f"draft_vocab_size = {self.draft_vocab_size}: must be at most {self.vocab_size}")
         if self.block_size == 0:
             raise ValueError("block_size = 0: must be at least 1")
         if self.mask_token_id is not None and self.mask_token_id >= self.vocab_size:
@@ -66,6 +71,11 @@ class BlockConfig(LayerConfig):
             raise ValueError(f"sliding_layers = {layers}: must be distinct, ascending and below {self.num_layers}")
         if self.sliding_window is None and self.sliding_layers is not None:
             raise ValueError(f"sliding_layers = {layers}: must be None without sliding_window")
+
+    @property
+    def own_head(self) -> bool:
+        """Return whether the draft has a vocabulary head of its own."""
+        return self.draft_vocab_size < self.vocab_size
 
     @property
     def windows(self) -> tuple[int | None, ...]:
@@ -85,8 +95,8 @@ class BlockConfig(LayerConfig):
 def block_like(policy: DecoderConfig, block_size: int, **changes: Any) -> BlockConfig:
     """Return a block draft with the policy's sizes and norms of queries and keys. changes: fields that differ."""
     fields: dict[str, Any] = policy.layer_options() | {"qk_norm": True, "qkv_bias": False}
-    fields |= {"vocab_size": policy.vocab_size, "max_positions": policy.max_positions, "block_size": block_size}
-    fields["feature_size"] = policy.hidden_size * len(policy.feature_layers)
+    fields |= {"vocab_size": policy.vocab_size, "draft_vocab_size": policy.vocab_size, "block_size": block_size}
+    fields |= {"feature_size": policy.hidden_size * len(policy.feature_layers), "max_positions": policy.max_positions}
     return BlockConfig(**fields | changes)
 
 
@@ -120,7 +130,9 @@ class BlockDraft(nn.Module):
             self.mask = self._table("mask", (c.hidden_size,), ("embed",))
         if c.markov_rank:
             self.predecessor = self._table("predecessor", (c.vocab_size, c.markov_rank), ("vocab", "markov"))
-            self.successor = Projection(c, c.vocab_size, ("markov", "vocab"))
+            self.successor = Projection(c, c.draft_vocab_size, ("markov", "vocab"))
+        if c.own_head:
+            self.head = Projection(c, c.draft_vocab_size, ("embed", "vocab"))
 
     def _table(self, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> Array:
         init = nn.with_logical_partitioning(nn.initializers.normal(shape[-1] ** -0.5), axes)
@@ -167,7 +179,11 @@ class BlockDraft(nn.Module):
         states = self.norm(x).reshape(rows, blocks, slots, -1)
         return states[:, :, slots - count :], tuple(layers)
 
-    def follow(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch V"]:
+    def unembed(self, states: Float[Array, "B N D"]) -> Float[Array, "B N Vd"]:
+        """Return the logits of the draft's own vocabulary head."""
+        return constrain(self.head(states), "batch", None, "vocab")
+
+    def follow(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch Vd"]:
         """Return what the Markov head adds to the logits after these tokens."""
         table = gather_weights(self.predecessor.astype(self.config.dtype), "vocab", "markov")
         return self.successor(jnp.take(table, tokens, axis=0))
@@ -198,8 +214,11 @@ def block_view(
     return View(position.reshape(rows, -1), start, mask)
 
 
-def make_block(config: BlockConfig, policy: Policy) -> BlockDrafter:
-    """Return the block draft as a drafter for `policy`, whose embedding and vocabulary head it reads."""
+def make_block(config: BlockConfig, policy: Policy, target_ids: np.ndarray | None = None) -> BlockDrafter:
+    """Return the block draft as a drafter for `policy`, whose embedding it reads. See `BlockDrafter` for `target_ids`.
+
+    It also reads the policy's vocabulary head, unless it has its own.
+    """
     module = BlockDraft(config)
 
     def apply(params: Params, *args: Any, **options: Any) -> Any:
@@ -218,17 +237,22 @@ def make_block(config: BlockConfig, policy: Policy) -> BlockDrafter:
     def features(output: PolicyOutput) -> Array:
         return output.features
 
+    def unembed(params: Params, states: Array) -> Array:
+        if config.own_head:
+            return apply(params, states, method="unembed")
+        return policy.unembed(jax.lax.stop_gradient(params.policy), states)
+
     head = BlockHead(
         features=features,
         write=lambda params, features, cache, start: apply(params, features, cache, start, method="write"),
         block=block,
-        unembed=lambda params, states: policy.unembed(jax.lax.stop_gradient(params.policy), states),
+        unembed=unembed,
         follow=(lambda params, tokens: apply(params, tokens, method="follow")) if config.markov_rank else None,
         init_cache=lambda rows, length: tuple(init_cache(config, rows, length) for _ in range(config.num_layers)),
         size=config.block_size,
         slots=config.block_size + (not config.sample_from_anchor),
     )
-    return BlockDrafter(head, policy.vocab_size)
+    return BlockDrafter(head, policy.vocab_size, target_ids)
 
 
 def init_block(config: BlockConfig, key: Key[Array, ""]) -> PyTree:
@@ -240,6 +264,8 @@ def init_block(config: BlockConfig, key: Key[Array, ""]) -> PyTree:
         module(embedding, embedding[0, 0], at[:, None] + 1, 1, cache, at, at + 1)
         if config.markov_rank:
             module.follow(at)
+        if config.own_head:
+            module.unembed(embedding)
 
     features = jnp.zeros((1, 1, config.feature_size), jnp.dtype(config.dtype))
     embedding = jnp.zeros((1, 1, config.hidden_size), jnp.dtype(config.dtype))

@@ -19,9 +19,10 @@ from models.config import DecoderConfig, Dtype
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.files import CARRIED_TENSORS, errors_name, new_directory, optional, read_json, write_json
 from models.hf.eagle3_dialects import Dialect, config_from_public, config_to_public, dialect_of, stating_dtype
-from models.hf.eagle3_layout import EMBEDDING, TO_DRAFT, TO_TARGET, eagle3_tensors
+from models.hf.eagle3_layout import EMBEDDING, eagle3_tensors
 from models.hf.load import DTYPES, INDEX, SINGLE, check_names, file_views, open_tensors, read_tensors, row_slices
 from models.hf.torch_files import torch_views
+from models.hf.vocabulary_maps import TO_DRAFT, TO_TARGET, changed_maps, read_target_ids
 from models.params import by_path, fitting_params
 from specjax.parallel import processes
 
@@ -46,7 +47,7 @@ def load_eagle3(directory: Path, mesh: Mesh, param_dtype: Dtype | None = None) -
     views.pop(EMBEDDING, None)
     check_names(directory, views, tensors)
     with errors_name(directory):
-        ids = _target_ids(vocabulary, config)
+        ids = read_target_ids(vocabulary, config)
     targets = fitting_params(partial(init_eagle3, config), mesh)
     params = read_tensors(directory, views, tensors, targets, param_dtype, _DTYPES)
     return SavedDraft(config, params, ids, layers)
@@ -94,12 +95,8 @@ def save_eagle3(
         name: stored.pack(processes.fetch(flat[stored.path]))
         for name, stored in eagle3_tensors(config, dialect).items()
     }
-    tensors |= carried or {}
-    carried_ids = _target_ids(carried, config) if carried is not None and TO_TARGET in carried else None
-    if draft.target_ids is not None and (carried_ids is None or not np.array_equal(carried_ids, draft.target_ids)):
-        ids = draft.target_ids.astype(np.int64)
-        tensors[TO_TARGET] = ids - np.arange(len(ids))
-        tensors[TO_DRAFT] = np.isin(np.arange(config.vocab_size), ids)
+    carried = carried or {}
+    tensors |= {**carried, **changed_maps(draft.target_ids, config, carried)}
     with new_directory(directory) as temporary:
         if source is not None and dialect_of(source) == dialect and _describes(source, draft):
             write_json(temporary / "config.json", dict(source))
@@ -160,29 +157,6 @@ def _describes(source: Mapping[str, Any], draft: SavedDraft) -> bool:
     config, layers = config_from_public(source)
     config = replace(config, dtype=draft.config.dtype, param_dtype=draft.config.param_dtype)
     return (config, layers) == (draft.config, draft.feature_layers)
-
-
-def _target_ids(tensors: Mapping[str, np.ndarray], config: Eagle3Config) -> np.ndarray | None:
-    """Return the policy's id of each draft id. `d2t` holds policy id - draft id, `t2d` [V] flags the ids in use."""
-    offsets, in_draft = tensors.get(TO_TARGET), tensors.get(TO_DRAFT)
-    if offsets is None:
-        if in_draft is not None:
-            raise ValueError(f"{TO_DRAFT}: must not be present without {TO_TARGET}")
-        if config.draft_vocab_size != config.vocab_size:
-            raise ValueError(
-                f"{TO_TARGET}: missing; must be present for a draft_vocab_size of {config.draft_vocab_size} out of "
-                f"{config.vocab_size}"
-            )
-        return None
-    if offsets.shape != (config.draft_vocab_size,) or not np.issubdtype(offsets.dtype, np.integer):
-        expected = f"int64 ({config.draft_vocab_size},)"
-        raise ValueError(f"{TO_TARGET}: is {offsets.dtype} {offsets.shape}; must be {expected}")
-    ids = np.arange(len(offsets)) + offsets
-    with errors_name(Path(TO_TARGET)):
-        check_target_ids(ids, config)
-    if in_draft is not None and not np.array_equal(in_draft, np.isin(np.arange(config.vocab_size), ids)):
-        raise ValueError(f"{TO_DRAFT}: must be {config.vocab_size} flags that mark the ids of {TO_TARGET}")
-    return ids.astype(np.int32)
 
 
 def _is_ours(directory: Path) -> bool:

@@ -4,7 +4,7 @@ from models.drafts.eagle3 import Eagle3Config
 from models.hf.eagle3_dialects import Dialect
 from models.hf.layout import HEAD, Stored, block_tensors, linear, norm
 
-EMBEDDING, TO_TARGET, TO_DRAFT = "embed_tokens.weight", "d2t", "t2d"
+EMBEDDING = "embed_tokens.weight"
 
 
 def eagle3_tensors(config: Eagle3Config, dialect: Dialect) -> dict[str, Stored]:

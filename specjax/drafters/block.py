@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from specjax.cache import resize, tokens_at
@@ -33,8 +34,8 @@ class BlockHead:
         block:      (params, tokens [B, A], place [B, A], K, cache, visible_from [B], start [B]) -> (states [B, A, K, D]
                     for `unembed`, cache). Drafts after the tokens at `place`, each from the cached positions
                     visible_from .. place - 1. The slots are written to the cache from `start` on.
-        unembed:    (params, states [B, N, D]) -> logits [B, N, V].
-        follow:     (params, tokens [..]) -> what the logits of the next drafted token gain by these, [.., V]. None
+        unembed:    (params, states [B, N, D]) -> logits [B, N, Vd], Vd the size of the draft's vocabulary.
+        follow:     (params, tokens [..]) -> what the logits of the next drafted token gain by these, [.., Vd]. None
                     without a Markov head.
         init_cache: (rows, length) -> Cache.
         size:       Largest K.
@@ -60,12 +61,14 @@ class BlockDrafter(FeatureDrafter):
     Attributes:
         head:       The draft's functions.
         vocab_size: V of the policy.
+        target_ids: int32 [Vd], the policy's id of each token of a reduced draft vocabulary, ascending; None: all of V.
         decay:      Weight of each drafted position in the loss, relative to the one before, in (0, 1].
         objective:  Loss of each position (specjax.drafters.distillation).
     """
 
     head: BlockHead
     vocab_size: int
+    target_ids: np.ndarray | None = None
     decay: PassDecay = 0.8
     objective: Objective = "cross_entropy"
 
@@ -91,20 +94,20 @@ class BlockDrafter(FeatureDrafter):
         length = state.length + state.waiting
         anchor = tokens_at(state.tokens, jnp.maximum(state.waiting - 1, 0)[:, None])
         states, cache = head.block(params, anchor, length[:, None], count, cache, state.visible_from, length)
-        logits = head.unembed(params, states[:, 0])
+        logits, noise = head.unembed(params, states[:, 0]), self._of_draft(gumbel)
         if head.follow is None:
             log_q = process_logits(logits, law)
-            tokens = sample(log_q, gumbel)
+            tokens = self._to_policy_ids(sample(log_q, noise))
         else:
             token, chosen, log_q = anchor[:, 0], [], []
             for i in range(count):
                 log_q.append(process_logits(logits[:, i] + head.follow(params, token), law))
-                token = sample(log_q[-1], gumbel[:, i])
+                token = self._to_policy_ids(sample(log_q[-1], noise[:, i]))
                 chosen.append(token)
             tokens, log_q = jnp.stack(chosen, 1), jnp.stack(log_q, 1)
         # A row that `catch_up` has just restarted has no feature to draft from.
         drafted = jnp.where(state.waiting > 0, count, 0)
-        proposal = Proposal(tokens, log_q, drafted, predicted=state.visible_from == 0)
+        proposal = Proposal(tokens, self._to_policy_vocab(log_q), drafted, predicted=state.visible_from == 0)
         return proposal, state._replace(cache=cache, length=length, waiting=jnp.zeros_like(state.waiting))
 
     def loss(
@@ -154,7 +157,8 @@ class BlockDrafter(FeatureDrafter):
             drafted = (place[:, :, None] + ahead).reshape(rows, -1)
             if head.follow is not None:
                 logits += head.follow(params, tokens_at(tokens, drafted - 1))
-            log_p, log_q = law_of(tokens_at(target, drafted - 1)), full_log_probs(logits, law)
+            log_p = self._of_draft(law_of(tokens_at(target, drafted - 1)))
+            log_q = full_log_probs(logits, law)
             counts = jnp.cumprod(tokens_at(mask, drafted).astype(jnp.float32).reshape(rows, count, -1), axis=-1)
             lost, overlap = divergence(self.objective, log_p, log_q), acceptance(log_p, log_q)
             return lost.reshape(counts.shape) * counts, overlap.reshape(counts.shape) * counts

@@ -76,6 +76,8 @@ class FeatureDrafter(Drafter):
     """A drafter with a `head` that reads the policy's features. Its state is a `HeadState`; subclasses draft."""
 
     head: Any
+    vocab_size: int
+    target_ids: np.ndarray | None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -128,6 +130,25 @@ class FeatureDrafter(Drafter):
             waiting=emitted,
         )
 
+    def _of_draft(self, x: Float[Array, "*batch V"]) -> Float[Array, "*batch Vd"]:
+        """Return what stands at the tokens of the draft's vocabulary."""
+        return x if self.target_ids is None else x.at[..., self.target_ids].get(mode="promise_in_bounds")
+
+    def _to_policy_ids(self, tokens: Int[Array, "*batch"]) -> Int[Array, "*batch"]:
+        """Return the policy's ids of tokens of the draft's vocabulary."""
+        return tokens if self.target_ids is None else jnp.asarray(self.target_ids)[tokens]
+
+    def _to_policy_vocab(self, log_q: Float[Array, "B K Vd"]) -> Float[Array, "B K V"]:
+        """Return log_q over the policy's vocabulary, minus infinity outside the draft's.
+
+        Written as a gather, so that it fuses with its readers: a round reads only a few numbers and one row of it.
+        """
+        if self.target_ids is None:
+            return log_q
+        known, place = np.zeros(self.vocab_size, bool), np.zeros(self.vocab_size, np.int32)
+        known[self.target_ids], place[self.target_ids] = True, np.arange(len(self.target_ids))
+        return jnp.where(known[None, None], log_q.at[..., place].get(mode="promise_in_bounds"), -jnp.inf)
+
 
 @dataclass(frozen=True)
 class HeadDrafter(FeatureDrafter):
@@ -166,18 +187,14 @@ class HeadDrafter(FeatureDrafter):
         last = jnp.maximum(state.waiting - 1, 0)
         read, hidden, cache = self.head.step(params, hidden, state.tokens, state.cache, view, last[:, None])
         length = state.length + state.waiting
-        ids = self.target_ids
-        noise, tokens, log_q = gumbel, [], []
-        if ids is not None:
-            noise = gumbel.at[..., ids].get(mode="promise_in_bounds")
+        noise, tokens, log_q = self._of_draft(gumbel), [], []
         for i in range(gumbel.shape[1]):
             if i:
                 view = decode_view(length + i - 1, 1, room, state.visible_from, self.head.window)
                 read, hidden, cache = self.head.step(params, hidden, tokens[-1][:, None], cache, view, None)
             logits = self.head.unembed(params, read)
             log_q.append(process_logits(logits[:, 0], law))
-            draft_token = sample(log_q[-1], noise[:, i])
-            tokens.append(draft_token if ids is None else jnp.asarray(ids)[draft_token])
+            tokens.append(self._to_policy_ids(sample(log_q[-1], noise[:, i])))
         # A row that `catch_up` has just restarted has no feature to draft from.
         drafted = jnp.where(state.waiting > 0, gumbel.shape[1], 0)
         log_q = self._to_policy_vocab(jnp.stack(log_q, 1))
@@ -259,14 +276,3 @@ class HeadDrafter(FeatureDrafter):
             losses, accepted = by_position(compare, chunk, after(target, depth + 1), read)
             yield losses * counts, accepted * counts
             following = after(tokens, depth + 2)
-
-    def _to_policy_vocab(self, log_q: Float[Array, "B K Vd"]) -> Float[Array, "B K V"]:
-        """Return log_q over the policy's vocabulary, minus infinity outside the draft's.
-
-        Written as a gather, so that it fuses with its readers: a round reads only a few numbers and one row of it.
-        """
-        if self.target_ids is None:
-            return log_q
-        known, place = np.zeros(self.vocab_size, bool), np.zeros(self.vocab_size, np.int32)
-        known[self.target_ids], place[self.target_ids] = True, np.arange(len(self.target_ids))
-        return jnp.where(known[None, None], log_q.at[..., place].get(mode="promise_in_bounds"), -jnp.inf)

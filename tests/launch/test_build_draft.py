@@ -91,7 +91,8 @@ def test_options_determine_a_random_head(shrunk: Options):
 @pytest.mark.parametrize("kind", ["dflash", "dspark"])
 def test_a_block_draft_is_saved_and_read_again(shrunk: Options, tmp_path: Path, kind: str):
     path = tmp_path / "draft"
-    options = shrunk | {"--draft.kind": kind, "--draft.vocab-size": None, "--rollout.draft-length": "3"}
+    size = "4" if kind == "dspark" else None
+    options = shrunk | {"--draft.kind": kind, "--draft.vocab-size": size, "--rollout.draft-length": "3"}
     options |= {"--rollout.draft-lengths": None, "--draft.head.block-size": "3", "--draft.head.num-layers": "1"}
     fresh = run(options).networks
     assert isinstance(fresh.draft, BlockDraft) and fresh.decoder is not None
@@ -101,8 +102,10 @@ def test_a_block_draft_is_saved_and_read_again(shrunk: Options, tmp_path: Path, 
     assert head.sample_from_anchor == (kind == "dspark") and head.mask_token_id is None
     fresh.draft.write(path, fresh.params.draft)
     unsaid = {name: value for name, value in options.items() if name != "model.feature_layers"}
-    read = run(unsaid | {"--draft.path": str(path)}).networks
+    read = run(unsaid | {"--draft.path": str(path), "--draft.vocab-size": None}).networks
     assert isinstance(read.draft, BlockDraft) and read.draft.head == head
+    np.testing.assert_array_equal(read.draft.target_ids, fresh.draft.target_ids)
+    assert (fresh.draft.target_ids is None) == (size is None) and head.draft_vocab_size == int(size or head.vocab_size)
     assert read.decoder is not None and read.decoder.feature_layers == fresh.decoder.feature_layers
     jax.tree.map(np.testing.assert_array_equal, read.params.draft, fresh.params.draft)
     with pytest.raises(ConfigError, match=f"draft.kind = eagle3: must be {kind}"):

@@ -35,8 +35,9 @@ def block_logits(
     anchor: int,
     previous: list[int],
 ) -> np.ndarray:
-    """Return the logits [K, V] of the tokens after the anchor, which stands right after the features [C, F].
+    """Return the logits [K, Vd] of the tokens after the anchor, which stands right after the features [C, F].
 
+    head:     the policy's vocabulary head, for a draft without its own.
     first:    position of the first feature.
     previous: the token before each drafted one, [K]; only the Markov head reads it.
     """
@@ -75,7 +76,7 @@ def block_logits(
             after.append(y + layer["mlp.down_proj.weight"] @ (gate / (1 + np.exp(-gate)) * up))
         x = after
     states = [rms_norm(each, w["norm.weight"], s.eps) for each in x[slots - count :]]
-    logits = np.stack([head @ state for state in states])
+    logits = np.stack([w.get("lm_head.weight", head) @ state for state in states])
     if "markov_head.markov_w1.weight" in w:
         for k, token in enumerate(previous):
             logits[k] += w["markov_head.markov_w2.weight"] @ w["markov_head.markov_w1.weight"][token]

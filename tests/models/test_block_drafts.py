@@ -41,8 +41,12 @@ WEIGHTS = jax.jit(lambda: nn.unbox(init_decoder(DECODER, jax.random.key(1))))()
 DRAFTS = {
     "dflash": dict(sample_from_anchor=False, mask_token_id=16),
     "dspark": dict(markov_rank=5),
-    "mixed windows": dict(num_layers=3, sliding_window=3, sliding_layers=(0, 2), markov_rank=2, mask_token_id=4),
-    "windows, not causal": dict(sliding_window=4, sliding_causal=False, sample_from_anchor=False),
+    "mixed windows, reduced": dict(
+        num_layers=3, sliding_window=3, sliding_layers=(0, 2), markov_rank=2, mask_token_id=4, draft_vocab_size=9
+    ),
+    "windows, not causal, reduced": dict(
+        sliding_window=4, sliding_causal=False, sample_from_anchor=False, draft_vocab_size=11
+    ),
 }
 
 
@@ -53,6 +57,11 @@ class Draft:
     config: BlockConfig
     drafter: BlockDrafter
     params: Params
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The policy's ids of the draft's vocabulary."""
+        return np.arange(VOCAB) if self.drafter.target_ids is None else self.drafter.target_ids
 
     @property
     def weights(self) -> Weights:
@@ -87,15 +96,19 @@ class Draft:
 
     def log_q(self, features: np.ndarray, first: int, anchor: int, previous: list[int]) -> np.ndarray:
         logits = self.logits(self.weights, self.mask, features, first, anchor, previous) / LAW.temperature
-        return logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        log_q = np.full((len(previous), VOCAB), -np.inf)
+        log_q[:, self.ids] = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        return log_q
 
 
 def random_draft(name: str) -> Draft:
     config = block_like(DECODER, K, **{"num_layers": 2} | DRAFTS[name])
     config.check(DECODER)
     tree = jax.jit(lambda: nn.unbox(init_block(config, jax.random.key(2))))()
+    reduced = config.draft_vocab_size < VOCAB
+    ids = np.sort(np.random.default_rng(4).permutation(VOCAB)[: config.draft_vocab_size]) if reduced else None
     # Larger than at the start, so that all parts matter.
-    return Draft(config, make_block(config, POLICY), Params(WEIGHTS, jax.tree.map(lambda x: 2 * x, tree)))
+    return Draft(config, make_block(config, POLICY, ids), Params(WEIGHTS, jax.tree.map(lambda x: 2 * x, tree)))
 
 
 @pytest.fixture(scope="module", params=DRAFTS)
@@ -234,7 +247,7 @@ def test_loss_and_gradient(draft: Draft, anchored: bool, monkeypatch: pytest.Mon
             for k in range(K):
                 if place + k >= length or not mask[row, place + k]:
                     break
-                law = p[row, place + k - 1]
+                law = p[row, place + k - 1, draft.ids]
                 total -= weight[row, place] * decays[k] * float(law @ log_q[k])
                 if k == 0:
                     expected[row, place] = np.minimum(law, np.exp(log_q[0])).sum()

@@ -38,6 +38,7 @@ class Public:
     from_anchor: bool
     windows: tuple[int | None, ...] = (None, None)
     rank: int = 0
+    ids: tuple[int, ...] | None = None
     copies: bool = False
     layers: tuple[int, ...] = (1, 2)
     beside: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -53,19 +54,26 @@ class Public:
             inner |= {"self_attn.o_proj.weight": (WIDTH, HEADS * HEAD_DIM), "mlp.down_proj.weight": (WIDTH, INNER)}
             inner |= {f"mlp.{name}_proj.weight": (INNER, WIDTH) for name in ("gate", "up")}
             shapes |= {f"layers.{i}.{name}": shape for name, shape in inner.items()}
+        drafted = VOCAB if self.ids is None else len(self.ids)
         if self.rank:
-            shapes |= {f"markov_head.markov_w{i}.weight": (VOCAB, self.rank) for i in (1, 2)}
+            shapes |= {f"markov_head.markov_w{i}.weight": (n, self.rank) for i, n in ((1, VOCAB), (2, drafted))}
+        if self.ids is not None:
+            shapes["lm_head.weight"] = (drafted, WIDTH)
         tensors = {name: generator.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
         if self.copies:
             tensors["embed_tokens.weight"] = np.asarray(WEIGHTS["embed"]["embedding"], np.float32)
-            tensors["lm_head.weight"] = np.zeros((VOCAB, WIDTH), np.float32)
+            tensors.setdefault("lm_head.weight", np.zeros((VOCAB, WIDTH), np.float32))
+        if self.ids is not None:
+            tensors["d2t"] = np.array(self.ids, np.int64) - np.arange(drafted)
+            tensors["t2d"] = np.isin(np.arange(VOCAB), self.ids)
         return tensors | {name: np.zeros(shape, np.float32) for name, shape in self.beside.items()}
 
-    def write(self, directory: Path, changed: dict[str, Any] | None = None, without: str | None = None) -> Weights:
+    def write(self, directory: Path, changed: dict[str, Any] | None = None, **others: np.ndarray | None) -> Weights:
+        """Write the files, with other fields and tensors, and return the tensors. None: without the tensor."""
         from safetensors.numpy import save_file
 
         directory.mkdir(exist_ok=True)
-        tensors = {name: x for name, x in self.tensors().items() if name != without}
+        tensors = {name: x for name, x in (self.tensors() | others).items() if x is not None}
         (directory / "config.json").write_text(json.dumps({**self.fields, **(changed or {})}))
         save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
         return {name: x.astype(np.float64) for name, x in tensors.items()}
@@ -85,21 +93,24 @@ PUBLIC = {
     "speculators": Public(
         dict(
             architectures=["DSparkSpeculator"], speculators_model_type="dspark", transformer_layer_config=LAYER,
-            block_size=3, aux_hidden_state_layer_ids=[1, 2], mask_token_id=MASK, markov_rank=3, draft_vocab_size=VOCAB,
+            block_size=3, aux_hidden_state_layer_ids=[1, 2], mask_token_id=MASK, markov_rank=3, draft_vocab_size=5,
             markov_head_type="vanilla", enable_confidence_head=True, confidence_head_with_markov=True,
             sliding_window_non_causal=False, speculators_version="0.9.0",
         ),
         drafted=3,
         from_anchor=True,
         rank=3,
+        ids=(0, 3, 4, 9, 16),
+        copies=True,
         beside=CONFIDENCE,
     ),
     "deepspec": Public(
         LAYER
         | dict(architectures=["Qwen3DSparkModel"], block_size=3, target_layer_ids=[0, 1], mask_token_id=MASK)
-        | dict(num_target_layers=3, num_anchors=512, markov_rank=0),
+        | dict(num_target_layers=3, num_anchors=512, markov_rank=2, markov_head_type="vanilla"),
         drafted=3,
         from_anchor=True,
+        rank=2,
         copies=True,
     ),
 }  # fmt: skip
@@ -110,8 +121,11 @@ def test_a_public_draft_is_read(tmp_path: Path, name: str):
     pytest.importorskip("safetensors")
     public = PUBLIC[name]
     weights = public.write(tmp_path)
+    if public.ids is None:
+        weights.pop("lm_head.weight", None)
     config, params, ids, layers = load_block(tmp_path, ONE)
-    assert (layers, ids, config.block_size) == (public.layers, None, public.drafted)
+    assert (layers, config.block_size) == (public.layers, public.drafted)
+    assert ids is None if public.ids is None else tuple(ids) == public.ids
     config.check(DECODER)
     head, generator = make_block(config, POLICY).head, np.random.default_rng(1)
     features = generator.normal(size=(1, 4, 2 * WIDTH)).astype(np.float32)
@@ -140,7 +154,7 @@ def test_a_draft_that_is_written_is_read_again_to_the_bit(tmp_path: Path, name: 
     save_block(tmp_path / "written", draft, dialect, replace(DECODER, qk_norm=True))
     again = load_block(tmp_path / "written", ONE)
     assert (again.config, again.feature_layers) == (draft.config, draft.feature_layers)
-    jax.tree.map(np.testing.assert_array_equal, again.params, draft.params)
+    jax.tree.map(np.testing.assert_array_equal, (again.params, again.target_ids), (draft.params, draft.target_ids))
 
 
 @pytest.mark.parametrize(
@@ -149,6 +163,7 @@ def test_a_draft_that_is_written_is_read_again_to_the_bit(tmp_path: Path, name: 
         ("specforge", {}, "specforge has EAGLE-3 heads only"),
         ("zlab", {"mask_token_id": None}, "mask_token_id = None"),
         ("zlab", {"sample_from_anchor": True}, "zlab has DFlash drafts only"),
+        ("zlab", {"draft_vocab_size": 5}, "draft_vocab_size = 5: must be 17, the policy's, for zlab"),
     ],
 )
 def test_a_draft_that_a_dialect_cannot_hold_is_refused(dialect: Dialect, changes: dict[str, Any], message: str):
@@ -176,7 +191,7 @@ def test_a_draft_that_a_dialect_cannot_hold_is_refused(dialect: Dialect, changes
         ("zlab", {"model_type": "llama"}, 'model_type = "llama": must be "qwen3"'),
         ("zlab", {"layer_types": [FULL]}, "layer_types"),
         ("speculators", {"markov_head_type": "rnn"}, 'markov_head_type = "rnn": must be "vanilla"'),
-        ("speculators", {"draft_vocab_size": 9}, "draft_vocab_size = 9: must be vocab_size = 17"),
+        ("speculators", {"draft_vocab_size": 18}, "draft_vocab_size = 18: must be at most 17"),
         ("speculators", {"speculators_model_type": "dflash2"}, "speculators_model_type"),
         ("speculators", {"qkv_proj": True}, "qkv_proj = true: unknown field"),
         ("deepspec", {"mask_token_id": None}, "mask_token_id = null"),
@@ -190,8 +205,21 @@ def test_other_drafts_are_refused_in_one_line(tmp_path: Path, name: str, changed
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_missing_tensor_is_named(tmp_path: Path):
+@pytest.mark.parametrize(
+    "others, message",
+    [
+        ({"markov_head.markov_w2.weight": None}, "markov_head.markov_w2.weight: missing"),
+        ({"lm_head.weight": None}, "lm_head.weight: missing"),
+        ({"lm_head.weight": np.zeros((VOCAB, WIDTH), np.float32)}, "lm_head.weight: has shape (17, 12)"),
+        ({"d2t": None, "t2d": None}, "d2t: missing; must be present for a draft_vocab_size of 5 out of 17"),
+        ({"d2t": np.array([0, 2, 1, 6, 13])}, "d2t: target_ids: range from 0 to 17"),
+        ({"d2t": np.zeros(4, np.int64)}, "d2t: is int64 (4,); must be int64 (5,)"),
+        ({"t2d": np.ones(VOCAB, bool)}, "t2d: must be 17 flags that mark the ids of d2t"),
+    ],
+)
+def test_a_missing_or_wrong_tensor_is_named(tmp_path: Path, others: dict[str, np.ndarray | None], message: str):
     pytest.importorskip("safetensors")
-    PUBLIC["speculators"].write(tmp_path, without="markov_head.markov_w2.weight")
-    with pytest.raises(ValueError, match=r"markov_head\.markov_w2\.weight"):
+    PUBLIC["speculators"].write(tmp_path, **others)
+    with pytest.raises(ValueError) as error:
         load_block(tmp_path, ONE)
+    assert message in str(error.value) and "\n" not in str(error.value)

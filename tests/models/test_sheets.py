@@ -10,11 +10,12 @@ from flax.linen import unbox
 
 from models.config import DecoderConfig, ExpertsConfig
 from models.decoder import init_decoder
+from models.drafts.block import block_like, init_block
 from models.drafts.eagle3 import init_eagle3
 from models.drafts.mtp import init_mtp, mtp_config
 from models.hf.config import config_from_hf
 from models.published import DECODERS, eagle3_config
-from models.sheets import decoder_sheet, eagle3_sheet, mtp_sheet
+from models.sheets import block_sheet, decoder_sheet, eagle3_sheet, mtp_sheet
 from tests.models.test_hf_config import PUBLISHED
 
 BILLION = 1e9
@@ -41,6 +42,12 @@ def test_heads_multiply_by_what_they_have():
     config = eagle3_config("qwen3-0.6b", draft_vocab_size=100)
     sheet = eagle3_sheet(config)
     assert sheet.network.parameters + sheet.fused == matrices(partial(init_eagle3, config))
+    block = block_like(DecoderConfig(**SIZES), 3, num_layers=2, markov_rank=5, draft_vocab_size=30)
+    sheet = block_sheet(block)
+    assert sheet.markov is not None
+    # The Markov head looks one row up in its first table.
+    multiplied = sheet.network.parameters + sheet.fused + sheet.markov.parameters
+    assert multiplied == matrices(partial(init_block, block)) - 40 * 5
     mtp = mtp_config(DecoderConfig(**SIZES), "deepseek_v3")
     assert mtp_sheet(mtp).network.parameters == matrices(partial(init_mtp, mtp))
 

@@ -81,7 +81,7 @@ def test_tokens_do_not_depend_on_the_draft(plain: Rollout, greedy: Rollout, k: i
     [
         ("eagle3 reduced", "random reduced", 2),
         ("mtp", "random mtp", 3),
-        ("dspark", "random dspark", 4),
+        ("dspark reduced", "random dspark reduced", 4),
         ("dflash", "random dflash", 2),
         pytest.param("either", "random", 2, marks=pytest.mark.slow),
         pytest.param("model", "stranger", 2, marks=pytest.mark.slow),

@@ -57,6 +57,7 @@ DRAFTS = {
     "trained mtp": Draft("mtp", (0.8, 1.0)),
     "trained dspark": Draft("dspark", (0.7, 1.0)),
     "trained dflash": Draft("dflash", (0.7, 1.0)),
+    "random dspark reduced": Draft("dspark reduced", (0.2, 0.7)),
     "ngram": Draft("ngram", (0.4, 0.8)),
     "remembered": Draft("history", (0.2, 0.5)),
     "random beside ngram": Draft("either", (0.3, 0.6)),
@@ -80,6 +81,7 @@ LEFT_OUT = [
     ("table", "temperature 1", 3),
     ("random beside ngram", "temperature 0.7", 3),
     ("trained dflash", "min-p", 3),
+    ("random dspark reduced", "temperature 0.7", 3),
 ]
 
 

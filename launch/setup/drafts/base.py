@@ -13,6 +13,7 @@ from configs.schema import HEADS, DraftConfig, RunConfig
 from launch.cli.errors import ConfigError
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
+from launch.setup.draft_vocabulary import frequent_tokens
 from models.checkpoints.draft import SavedDraft, save_named_draft
 from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig
@@ -38,8 +39,8 @@ class DraftContext(NamedTuple):
         key:       key for random weights. None: the parameters are ShapeDtypeStructs, and no weights are read.
         problems:  training problems; empty if the program does not need them.
         tokenizer: tokenizer for the problems.
-        saved:     EAGLE-3 head of draft.path. It is read before the policy is built, because it determines the layers
-                   that the policy returns as features.
+        saved:     EAGLE-3 head or block draft of draft.path. It is read before the policy is built, because it
+                   determines the layers that the policy returns as features.
     """
 
     config: RunConfig
@@ -158,6 +159,16 @@ class FeatureDraft(Draft):
                 self.public_config(dialect)
             except ValueError as error:
                 raise ConfigError(f"dialect = {dialect}: {error}") from error
+
+
+def own_vocabulary(context: DraftContext, vocab_size: int) -> np.ndarray | None:
+    """Return the policy's ids of the reduced vocabulary of a fresh draft; None: all `vocab_size`, the policy's."""
+    size = context.config.draft.vocab_size
+    if size is None:
+        return None
+    if context.key is None:
+        return np.arange(size, dtype=np.int32)
+    return frequent_tokens(context.problems, context.tokenizer, size, vocab_size)
 
 
 def with_options(drafter: HeadDrafter, options: DraftConfig) -> HeadDrafter:

@@ -9,13 +9,14 @@ import numpy as np
 
 from configs.schema import DraftConfig
 from launch.cli.errors import ConfigError
-from launch.setup.drafts.base import Draft, DraftContext, FeatureDraft, param_dtype
+from launch.setup.drafts.base import Draft, DraftContext, FeatureDraft, own_vocabulary, param_dtype
 from launch.setup.drafts.saved_head import fit_head
 from launch.setup.policy import random_params
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
 from models.config import DecoderConfig
 from models.drafts.block import BlockConfig, block_like, init_block, make_block
-from models.hf.block_files import block_to_public, save_block
+from models.hf.block_dialects import block_to_public
+from models.hf.block_files import save_block
 from models.hf.eagle3_dialects import Dialect
 from models.sheets import block_sheet
 from specjax.cost import DraftSheet
@@ -50,9 +51,9 @@ class BlockDraft(FeatureDraft):
     ) -> None:
         head = replace(self.head, param_dtype=param_dtype(params))
         if dialect is None:
-            save_draft_checkpoint(directory, params, head, None, self.decoder.feature_layers)
+            save_draft_checkpoint(directory, params, head, self.target_ids, self.decoder.feature_layers)
         else:
-            saved = SavedDraft(head, params, None, self.decoder.feature_layers)
+            saved = SavedDraft(head, params, self.target_ids, self.decoder.feature_layers)
             save_block(directory, saved, dialect, self.decoder, verifier)
 
 
@@ -67,15 +68,16 @@ def build_block(context: DraftContext) -> Draft:
     if context.saved is None:
         head = fresh_block(draft, decoder, context.tokenizer.vocab_size)
         params = random_params(partial(init_block, head), context.key, context.mesh)
+        ids = own_vocabulary(context, decoder.vocab_size)
     else:
         embedding = None if context.key is None else context.policy.embedding(context.weights)
-        head, params, _, _ = fit_head(context.saved, config, decoder, embedding)
+        head, params, ids, _ = fit_head(context.saved, config, decoder, embedding)
         assert isinstance(head, BlockConfig)
     for name in ("draft_length", "draft_lengths"):
         # Evaluation and generation draft at `draft_length`, whatever rollouts choose from.
         if np.max(lengths := getattr(config.rollout, name), initial=0) > head.block_size:
             raise ConfigError(f"rollout.{name} = {lengths}: must be at most {head.block_size}, the draft's block_size")
-    drafter = make_block(head, context.policy)
+    drafter = make_block(head, context.policy, ids)
     drafter = replace(
         drafter,
         head=replace(drafter.head, eight_bit=draft.rollout_dtype),
@@ -95,6 +97,7 @@ def fresh_block(draft: DraftConfig, policy: DecoderConfig, tokens: int) -> Block
     options = draft.head
     sizes = {name: getattr(draft, name) for name in ("intermediate_size", "num_heads", "num_kv_heads", "head_dim")}
     sizes |= {"num_layers": options.num_layers, "sliding_window": options.sliding_window}
+    sizes["draft_vocab_size"] = draft.vocab_size
     changes: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
     if tokens < policy.vocab_size:
         changes["mask_token_id"] = tokens

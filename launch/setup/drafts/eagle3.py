@@ -5,10 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from launch.setup.draft_vocabulary import frequent_tokens
-from launch.setup.drafts.base import Draft, DraftContext, FeatureDraft, param_dtype, with_options
+from launch.setup.drafts.base import Draft, DraftContext, FeatureDraft, own_vocabulary, param_dtype, with_options
 from launch.setup.drafts.saved_head import fit_head
 from launch.setup.policy import random_params
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
@@ -95,12 +92,7 @@ def build_eagle3(context: DraftContext) -> Draft:
 
 def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft:
     """Return a head with random weights. Sizes that the draft section does not set are the policy's."""
-    config, tokenizer = context.config, context.tokenizer
-    draft, ids = config.draft, None
-    if draft.vocab_size is not None and context.key is None:
-        ids = np.arange(draft.vocab_size, dtype=np.int32)
-    elif draft.vocab_size is not None:
-        ids = frequent_tokens(context.problems, tokenizer, draft.vocab_size, policy.vocab_size)
+    draft = context.config.draft
     sizes = {name: getattr(draft, name) for name in ("intermediate_size", "num_heads", "num_kv_heads", "head_dim")}
     given = asdict(draft.head) | sizes
     changes = {name: value for name, value in given.items() if value is not None and name not in ONLY_BLOCKS}
@@ -109,4 +101,4 @@ def fresh_head(context: DraftContext, policy: DecoderConfig) -> SavedDraft:
     head = eagle3_like(policy, draft.vocab_size or policy.vocab_size, **changes)
     head.check(policy)
     params = random_params(partial(init_eagle3, head), context.key, context.mesh)
-    return SavedDraft(head, params, ids, policy.feature_layers)
+    return SavedDraft(head, params, own_vocabulary(context, policy.vocab_size), policy.feature_layers)

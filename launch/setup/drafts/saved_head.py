@@ -17,7 +17,8 @@ from models.config import DecoderConfig
 from models.drafts.block import BlockConfig
 from models.drafts.eagle3 import Eagle3Config
 from models.files import CARRIED, errors_name, read_json
-from models.hf.block_files import block_dialect_of, load_block, read_block_config
+from models.hf.block_dialects import block_dialect_of
+from models.hf.block_files import load_block, read_block_config
 from models.hf.eagle3_dialects import check_stated_policy, dialect_of
 from models.hf.eagle3_files import check_embedding, load_eagle3, read_eagle3_config
 from models.params import abstract_params
@@ -48,7 +49,7 @@ def load_head(path: Path, mesh: Mesh, *, shapes: bool = False) -> SavedDraft:
     if not shapes:
         return load(path, mesh)
     config, layers = read(path)
-    ids = np.arange(config.draft_vocab_size, dtype=np.int32) if isinstance(config, Eagle3Config) else None
+    ids = np.arange(config.draft_vocab_size, dtype=np.int32)
     return SavedDraft(config, abstract_params(init_of(config), mesh), ids, layers)
 
 
@@ -113,8 +114,8 @@ def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedd
         with errors_name(path):
             check_embedding(path, embedding)
         params = jax.tree.map(lambda x: x.astype(policy.param_dtype), saved.params)
-    identity = isinstance(head, BlockConfig) or head.draft_vocab_size == policy.vocab_size
-    return saved._replace(config=head, params=params, target_ids=None if identity else saved.target_ids)
+    ids = None if head.draft_vocab_size == policy.vocab_size else saved.target_ids
+    return saved._replace(config=head, params=params, target_ids=ids)
 
 
 def kind_of(config: Head) -> str:

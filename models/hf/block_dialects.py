@@ -1,0 +1,220 @@
+"""The `config.json` of block drafts in the dialects of z-lab (DFlash), speculators and DeepSpec.
+
+They differ in what they count. z-lab and speculators count the slots of a block, DeepSpec the drafted tokens. We read
+the residual stream on entry to layer i: speculators calls it i too, the others i - 1, the layer whose output it is.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from models.config import DecoderConfig
+from models.drafts.block import BlockConfig
+from models.hf.config import config_from_hf, config_to_hf
+from models.hf.eagle3_dialects import Dialect
+from models.json_fields import boolean, check, integer, layer_ids, nested, refuse_unknown, show, texts
+
+BlockDialect = Literal["zlab", "speculators", "deepspec"]
+
+_SPECULATORS = frozenset({
+    "architectures", "auto_map", "aux_hidden_state_layer_ids", "block_size", "confidence_head_with_markov",
+    "draft_vocab_size", "dtype", "enable_confidence_head", "has_no_defaults_at_init", "markov_head_type", "markov_rank",
+    "mask_token_id", "sample_from_anchor", "sliding_window_non_causal", "speculators_config", "speculators_model_type",
+    "speculators_version", "target_hidden_size", "tie_word_embeddings", "torch_dtype", "transformer_layer_config",
+    "transformers_version",
+})  # fmt: skip
+_ZLAB = frozenset({"target_layer_ids", "mask_token_id", "block_size", "causal"})
+_DEEPSPEC = (
+    *("target_layer_ids", "block_size", "mask_token_id", "num_target_layers", "num_anchors", "markov_rank"),
+    *("markov_head_type", "enable_confidence_head", "confidence_head_with_markov"),
+)
+
+
+def block_dialect_of(fields: Mapping[str, Any]) -> BlockDialect | None:
+    """Return the dialect of a `config.json`; None if it does not describe a block draft."""
+    if fields.get("speculators_model_type") in ("dflash", "dspark", "dflash2"):
+        return "speculators"
+    if "dflash_config" in fields:
+        return "zlab"
+    return "deepspec" if "target_layer_ids" in fields else None
+
+
+def block_to_public(
+    config: BlockConfig, layers: tuple[int, ...], dialect: Dialect, policy: DecoderConfig, verifier: str | None = None
+) -> dict[str, Any]:
+    """Return the fields of a `config.json` in this dialect. Raises ValueError if it cannot describe the draft."""
+    if dialect == "specforge":
+        raise ValueError("kind: specforge has EAGLE-3 heads only; write the dialect zlab or speculators")
+    if config.mask_token_id is None:
+        raise ValueError("mask_token_id = None: the draft has a mask row of its own, which public files cannot hold")
+    if config.own_head and dialect != "speculators":
+        raise ValueError(
+            f"draft_vocab_size = {config.draft_vocab_size}: must be {config.vocab_size}, the policy's, for {dialect}; "
+            "write speculators"
+        )
+    slots = config.block_size + (not config.sample_from_anchor)
+    decoder = DecoderConfig(
+        **config.layer_options(),
+        vocab_size=config.vocab_size,
+        num_layers=config.num_layers,
+        max_positions=config.max_positions,
+        sliding_window=config.sliding_window,
+        sliding_layers=config.sliding_layers,
+    )
+    layer = config_to_hf(decoder)
+    if dialect == "zlab":
+        if config.markov_rank or config.sample_from_anchor:
+            raise ValueError("sample_from_anchor, markov_rank: zlab has DFlash drafts only; write speculators")
+        if 0 in layers:
+            raise ValueError(f"feature_layers = {layers}: zlab cannot express the input of layer 0; write speculators")
+        inner = {"mask_token_id": config.mask_token_id, "target_layer_ids": [i - 1 for i in layers]}
+        own = {"architectures": ["DFlashDraftModel"], "block_size": slots, "num_target_layers": policy.num_layers}
+        return layer | own | {"dflash_config": inner, "is_causal": config.sliding_causal}
+    kind = "dspark" if config.markov_rank else "dflash"
+    markov = {"markov_rank": config.markov_rank, "markov_head_type": "vanilla", "enable_confidence_head": False}
+    greedy = {"proposal_type": "greedy", "speculative_tokens": config.block_size}
+    return {
+        "architectures": ["DSparkSpeculator" if config.markov_rank else "DFlashSpeculator"],
+        "aux_hidden_state_layer_ids": list(layers),
+        "block_size": slots,
+        "draft_vocab_size": config.draft_vocab_size,
+        "mask_token_id": config.mask_token_id,
+        "sample_from_anchor": config.sample_from_anchor,
+        "sliding_window_non_causal": not config.sliding_causal,
+        "speculators_config": {
+            "algorithm": kind,
+            "default_proposal_method": "greedy",
+            "proposal_methods": [greedy],
+            "verifier": {"name_or_path": verifier, "architectures": config_to_hf(policy)["architectures"]},
+        },
+        "speculators_model_type": kind,
+        "target_hidden_size": config.hidden_size,
+        "tie_word_embeddings": False,
+        "torch_dtype": config.param_dtype,
+        "transformer_layer_config": layer,
+        **(markov if config.markov_rank else {}),
+    }
+
+
+def block_from_public(fields: Mapping[str, Any]) -> tuple[BlockConfig, tuple[int, ...]]:
+    """Return the block draft that a `config.json` describes, and the policy's layers that it reads on entry.
+
+    Raises a one-line ValueError with the field, its value and what is allowed: for a missing field, a value that is not
+    implemented, or an unknown field.
+    """
+    match block_dialect_of(fields):
+        case "speculators":
+            return _from_speculators(fields)
+        case "zlab":
+            return _from_zlab(fields)
+        case "deepspec":
+            return _from_deepspec(fields)
+    raise ValueError("speculators_model_type, dflash_config, target_layer_ids: must be present in a block draft")
+
+
+def _from_speculators(fields: Mapping[str, Any]) -> tuple[BlockConfig, tuple[int, ...]]:
+    check("speculators_model_type", kind := fields["speculators_model_type"], ("dflash", "dspark"))
+    refuse_unknown(fields, _SPECULATORS)
+    layer = nested(fields, "transformer_layer_config", required=True)
+    slots = integer(fields, "block_size")
+    from_anchor = boolean(fields, "sample_from_anchor", default=kind == "dspark")
+    own_vocabulary = fields.get("draft_vocab_size") is not None
+    return _draft(
+        layer,
+        layer_ids(fields, "aux_hidden_state_layer_ids"),
+        integer(fields, "draft_vocab_size") if own_vocabulary else None,
+        block_size=slots if from_anchor else slots - 1,
+        sample_from_anchor=from_anchor,
+        mask_token_id=_token(fields, "mask_token_id"),
+        sliding_causal=not boolean(fields, "sliding_window_non_causal"),
+        markov_rank=_markov_rank(fields) if kind == "dspark" else 0,
+    )
+
+
+def _from_zlab(fields: Mapping[str, Any]) -> tuple[BlockConfig, tuple[int, ...]]:
+    inner = nested(fields, "dflash_config", required=True)
+    refuse_unknown(inner, _ZLAB, "dflash_config.")
+    for name in texts(fields, "architectures"):
+        check("architectures", name, ("DFlashDraftModel",))
+    slots = integer({**fields, **inner}, "block_size")
+    causal = inner.get("causal", fields.get("is_causal"))
+    layer = {name: x for name, x in fields.items() if name not in ("dflash_config", "block_size", "is_causal")}
+    layer.pop("num_target_layers", None)
+    return _draft(
+        layer,
+        layer_ids(inner, "target_layer_ids", 1),
+        block_size=slots - 1,
+        sample_from_anchor=False,
+        mask_token_id=_token(inner, "mask_token_id"),
+        sliding_causal=causal is None or boolean({"is_causal": causal}, "is_causal"),
+    )
+
+
+def _from_deepspec(fields: Mapping[str, Any]) -> tuple[BlockConfig, tuple[int, ...]]:
+    for name in texts(fields, "architectures"):
+        check("architectures", name, ("Qwen3DSparkModel",))
+    return _draft(
+        {name: value for name, value in fields.items() if name not in _DEEPSPEC},
+        layer_ids(fields, "target_layer_ids", 1),
+        block_size=integer(fields, "block_size"),
+        sample_from_anchor=True,
+        mask_token_id=_token(fields, "mask_token_id"),
+        markov_rank=_markov_rank(fields),
+    )
+
+
+def _draft(
+    layer: Mapping[str, Any], layers: tuple[int, ...], draft_vocab_size: int | None = None, **options: Any
+) -> tuple[BlockConfig, tuple[int, ...]]:
+    """Return the draft's config and the layers that it reads.
+
+    Args:
+        layer: fields of a decoder of such layers.
+        layers: layers that it reads.
+        draft_vocab_size: size of its vocabulary; None: the policy's.
+        options: further fields of its config.
+    """
+    if not layers:
+        raise ValueError("target_layer_ids: missing; must list the policy's layers that the draft reads")
+    layer = dict(layer)
+    count, window = integer(layer, "num_hidden_layers"), layer.pop("sliding_window", None)
+    kinds = texts(layer, "layer_types") or ["full_attention"] * count
+    for kind in kinds:
+        check("layer_types", kind, ("full_attention", "sliding_attention"))
+    if len(kinds) != count:
+        raise ValueError(f"layer_types = {show(kinds)}: must name num_hidden_layers = {count} layers")
+    sliding = tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
+    if sliding:
+        window = integer({"sliding_window": window}, "sliding_window")
+    for name in ("architectures", "auto_map", "layer_types", "max_window_layers", "use_sliding_window"):
+        layer.pop(name, None)
+    check("model_type", layer.get("model_type"), ("qwen3",))
+    decoder = config_from_hf(layer, ())
+    config = BlockConfig(
+        **decoder.layer_options(),
+        vocab_size=decoder.vocab_size,
+        draft_vocab_size=draft_vocab_size or decoder.vocab_size,
+        feature_size=decoder.hidden_size * len(layers),
+        num_layers=count,
+        max_positions=decoder.max_positions,
+        sliding_window=window if sliding else None,
+        sliding_layers=sliding if sliding and len(sliding) < count else None,
+        **options,
+    )
+    return config, layers
+
+
+def _token(fields: Mapping[str, Any], name: str) -> int:
+    """Return a required token id."""
+    value = fields.get(name)
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{name} = {show(value)}: must be a token id")
+    return value
+
+
+def _markov_rank(fields: Mapping[str, Any]) -> int:
+    """Return the rank of the Markov head; 0 without."""
+    rank = fields.get("markov_rank")
+    if rank in (None, 0):
+        return 0
+    check("markov_head_type", fields.get("markov_head_type", "vanilla"), ("vanilla",))
+    return integer(fields, "markov_rank")
