@@ -3,7 +3,7 @@
 Labels follow from the names on a parameter's path. A network of your own is labelled correctly if it keeps to these:
 
 - A parameter named `bias` is not a matrix, whatever its rank. Nor is one with fewer than two axes, such as a norm.
-- Embeddings and vocabulary heads have one of the names EMBEDDINGS on their path.
+- Embeddings, vocabulary heads and heads with one output have one of the names EMBEDDINGS on their path.
 - Stacks of matrices, one for each expert, have the name EXPERTS on their path. Their first axis counts the matrices.
 - A matrix that multiplies activations, and is no table of embeddings, is named `kernel`.
 - Attention's output projection has one of the names OUTPUTS on its path, and contracts all axes but the last. Any other
@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from specjax.types import PyTree
 
-EMBEDDINGS = {"embed", "embedding", "head", "lm_head", "predecessor", "successor"}
+EMBEDDINGS = {"confidence", "embed", "embedding", "head", "lm_head", "predecessor", "successor"}
 OUTPUTS = {"o", "out", "o_proj"}
 EXPERTS = "experts"
 

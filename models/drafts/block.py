@@ -6,6 +6,7 @@ depend on the drafted token before it.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import flax.linen as nn
@@ -41,6 +42,9 @@ class BlockConfig(LayerConfig):
         sliding_layers: Layers with the window, ascending; None: every layer.
         sliding_causal: Whether these layers attend causally within the block.
         markov_rank: Rank of the Markov head; 0: none.
+        enable_confidence_head: It has a head that predicts the acceptance of each drafted token. It is trained, and
+            never read in drafting.
+        confidence_head_with_markov: This head also reads the Markov head's embedding of the token before.
     """
 
     vocab_size: Positive
@@ -55,6 +59,8 @@ class BlockConfig(LayerConfig):
     sliding_layers: tuple[NonNegative, ...] | None = None
     sliding_causal: bool = True
     markov_rank: NonNegative = 0
+    enable_confidence_head: bool = False
+    confidence_head_with_markov: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -71,6 +77,10 @@ class BlockConfig(LayerConfig):
             raise ValueError(f"sliding_layers = {layers}: must be distinct, ascending and below {self.num_layers}")
         if self.sliding_window is None and self.sliding_layers is not None:
             raise ValueError(f"sliding_layers = {layers}: must be None without sliding_window")
+        if self.confidence_head_with_markov and not (self.enable_confidence_head and self.markov_rank):
+            raise ValueError(
+                "confidence_head_with_markov = True: must be False without enable_confidence_head and markov_rank"
+            )
 
     @property
     def own_head(self) -> bool:
@@ -133,6 +143,8 @@ class BlockDraft(nn.Module):
             self.successor = Projection(c, c.draft_vocab_size, ("markov", "vocab"))
         if c.own_head:
             self.head = Projection(c, c.draft_vocab_size, ("embed", "vocab"))
+        if c.enable_confidence_head:
+            self.confidence = Projection(c, 1, (None, None), bias=True)
 
     def _table(self, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> Array:
         init = nn.with_logical_partitioning(nn.initializers.normal(shape[-1] ** -0.5), axes)
@@ -185,8 +197,18 @@ class BlockDraft(nn.Module):
 
     def follow(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch Vd"]:
         """Return what the Markov head adds to the logits after these tokens."""
+        return self.successor(self._embedded(tokens))
+
+    def accept(self, states: Float[Array, "B N D"], tokens: Int[Array, "B N"]) -> Float[Array, "B N"]:
+        """Return logits of the acceptance of the tokens drafted from these states, after these tokens."""
+        if self.config.confidence_head_with_markov:
+            states = jnp.concatenate([states, self._embedded(tokens)], axis=-1)
+        return self.confidence(states)[..., 0]
+
+    def _embedded(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch r"]:
+        """Return the Markov head's embeddings of tokens."""
         table = gather_weights(self.predecessor.astype(self.config.dtype), "vocab", "markov")
-        return self.successor(jnp.take(table, tokens, axis=0))
+        return jnp.take(table, tokens, axis=0)
 
 
 def block_view(
@@ -247,7 +269,8 @@ def make_block(config: BlockConfig, policy: Policy, target_ids: np.ndarray | Non
         write=lambda params, features, cache, start: apply(params, features, cache, start, method="write"),
         block=block,
         unembed=unembed,
-        follow=(lambda params, tokens: apply(params, tokens, method="follow")) if config.markov_rank else None,
+        follow=partial(apply, method="follow") if config.markov_rank else None,
+        accept=partial(apply, method="accept") if config.enable_confidence_head else None,
         init_cache=lambda rows, length: tuple(init_cache(config, rows, length) for _ in range(config.num_layers)),
         size=config.block_size,
         slots=config.block_size + (not config.sample_from_anchor),
@@ -266,6 +289,8 @@ def init_block(config: BlockConfig, key: Key[Array, ""]) -> PyTree:
             module.follow(at)
         if config.own_head:
             module.unembed(embedding)
+        if config.enable_confidence_head:
+            module.accept(embedding, at[:, None])
 
     features = jnp.zeros((1, 1, config.feature_size), jnp.dtype(config.dtype))
     embedding = jnp.zeros((1, 1, config.hidden_size), jnp.dtype(config.dtype))

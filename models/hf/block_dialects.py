@@ -22,10 +22,11 @@ _SPECULATORS = frozenset({
     "speculators_version", "target_hidden_size", "tie_word_embeddings", "torch_dtype", "transformer_layer_config",
     "transformers_version",
 })  # fmt: skip
+_CONFIDENCE = ("enable_confidence_head", "confidence_head_with_markov")
 _ZLAB = frozenset({"target_layer_ids", "mask_token_id", "block_size", "causal"})
 _DEEPSPEC = (
     *("target_layer_ids", "block_size", "mask_token_id", "num_target_layers", "num_anchors", "markov_rank"),
-    *("markov_head_type", "enable_confidence_head", "confidence_head_with_markov"),
+    *("markov_head_type", *_CONFIDENCE),
 )
 
 
@@ -62,18 +63,20 @@ def block_to_public(
     )
     layer = config_to_hf(decoder)
     if dialect == "zlab":
-        if config.markov_rank or config.sample_from_anchor:
-            raise ValueError("sample_from_anchor, markov_rank: zlab has DFlash drafts only; write speculators")
+        for name in ("sample_from_anchor", "markov_rank", "enable_confidence_head"):
+            if value := getattr(config, name):
+                raise ValueError(f"{name} = {value}: zlab has DFlash drafts only; write speculators")
         if 0 in layers:
             raise ValueError(f"feature_layers = {layers}: zlab cannot express the input of layer 0; write speculators")
         inner = {"mask_token_id": config.mask_token_id, "target_layer_ids": [i - 1 for i in layers]}
         own = {"architectures": ["DFlashDraftModel"], "block_size": slots, "num_target_layers": policy.num_layers}
         return layer | own | {"dflash_config": inner, "is_causal": config.sliding_causal}
-    kind = "dspark" if config.markov_rank else "dflash"
-    markov = {"markov_rank": config.markov_rank, "markov_head_type": "vanilla", "enable_confidence_head": False}
+    kind = "dspark" if config.markov_rank or config.enable_confidence_head else "dflash"
+    heads = {"markov_rank": config.markov_rank, "markov_head_type": "vanilla"}
+    heads |= {name: getattr(config, name) for name in _CONFIDENCE}
     greedy = {"proposal_type": "greedy", "speculative_tokens": config.block_size}
     return {
-        "architectures": ["DSparkSpeculator" if config.markov_rank else "DFlashSpeculator"],
+        "architectures": ["DSparkSpeculator" if kind == "dspark" else "DFlashSpeculator"],
         "aux_hidden_state_layer_ids": list(layers),
         "block_size": slots,
         "draft_vocab_size": config.draft_vocab_size,
@@ -91,7 +94,7 @@ def block_to_public(
         "tie_word_embeddings": False,
         "torch_dtype": config.param_dtype,
         "transformer_layer_config": layer,
-        **(markov if config.markov_rank else {}),
+        **(heads if kind == "dspark" else {}),
     }
 
 
@@ -126,7 +129,7 @@ def _from_speculators(fields: Mapping[str, Any]) -> tuple[BlockConfig, tuple[int
         sample_from_anchor=from_anchor,
         mask_token_id=_token(fields, "mask_token_id"),
         sliding_causal=not boolean(fields, "sliding_window_non_causal"),
-        markov_rank=_markov_rank(fields) if kind == "dspark" else 0,
+        **(_heads(fields, confidence=True) if kind == "dspark" else {}),
     )
 
 
@@ -158,7 +161,7 @@ def _from_deepspec(fields: Mapping[str, Any]) -> tuple[BlockConfig, tuple[int, .
         block_size=integer(fields, "block_size"),
         sample_from_anchor=True,
         mask_token_id=_token(fields, "mask_token_id"),
-        markov_rank=_markov_rank(fields),
+        **_heads(fields, confidence=False),
     )
 
 
@@ -211,10 +214,12 @@ def _token(fields: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def _markov_rank(fields: Mapping[str, Any]) -> int:
-    """Return the rank of the Markov head; 0 without."""
-    rank = fields.get("markov_rank")
-    if rank in (None, 0):
-        return 0
-    check("markov_head_type", fields.get("markov_head_type", "vanilla"), ("vanilla",))
-    return integer(fields, "markov_rank")
+def _heads(fields: Mapping[str, Any], confidence: bool) -> dict[str, Any]:
+    """Return the fields of DSpark's heads. confidence: whether a file that does not say has a confidence head."""
+    rank = 0
+    if fields.get("markov_rank") not in (None, 0):
+        check("markov_head_type", fields.get("markov_head_type", "vanilla"), ("vanilla",))
+        rank = integer(fields, "markov_rank")
+    enabled = boolean(fields, "enable_confidence_head", default=confidence)
+    with_markov = enabled and boolean(fields, "confidence_head_with_markov", default=True)
+    return dict(markov_rank=rank, enable_confidence_head=enabled, confidence_head_with_markov=with_markov)

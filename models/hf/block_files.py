@@ -19,9 +19,6 @@ from models.hf.vocabulary_maps import TO_DRAFT, TO_TARGET, changed_maps, read_ta
 from models.params import by_path, fitting_params
 from specjax.parallel import processes
 
-# The confidence head is not read: no draft length depends on it.
-_CONFIDENCE = "confidence_head."
-
 
 def read_block_config(directory: Path) -> tuple[BlockConfig, tuple[int, ...]]:
     """Return the draft's config and feature layers. Raises a one-line ValueError that names the field."""
@@ -33,8 +30,7 @@ def read_block_config(directory: Path) -> tuple[BlockConfig, tuple[int, ...]]:
 def load_block(directory: Path, mesh: Mesh, param_dtype: Dtype | None = None) -> SavedDraft:
     """Load the block draft in a directory of any dialect, sharded over the mesh. Needs safetensors.
 
-    By default every tensor keeps its dtype. Copies of the policy's embedding and vocabulary head are not read, nor is
-    a confidence head.
+    By default every tensor keeps its dtype. Copies of the policy's embedding and vocabulary head are not read.
 
     Raises a one-line ValueError naming the field or tensor: for a config that is not implemented, a missing, unexpected
     or mis-shaped tensor, or an invalid vocabulary map.
@@ -42,8 +38,8 @@ def load_block(directory: Path, mesh: Mesh, param_dtype: Dtype | None = None) ->
     config, layers = read_block_config(directory)
     views, tensors = open_tensors(directory), block_draft_tensors(config)
     vocabulary = {name: views.pop(name)[:] for name in (TO_TARGET, TO_DRAFT) if name in views}
-    copies = {EMBEDDING} if config.own_head else {EMBEDDING, HEAD}
-    views = {name: view for name, view in views.items() if name not in copies and not name.startswith(_CONFIDENCE)}
+    for name in (EMBEDDING,) if config.own_head else (EMBEDDING, HEAD):
+        views.pop(name, None)
     check_names(directory, views, tensors)
     with errors_name(directory):
         ids = read_target_ids(vocabulary, config)

@@ -7,6 +7,7 @@ tokens after it. Its cache holds true features only: nothing is repaired after a
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -37,6 +38,8 @@ class BlockHead:
         unembed:    (params, states [B, N, D]) -> logits [B, N, Vd], Vd the size of the draft's vocabulary.
         follow:     (params, tokens [..]) -> what the logits of the next drafted token gain by these, [.., Vd]. None
                     without a Markov head.
+        accept:     (params, states [B, N, D], tokens [B, N]) -> logits [B, N] of the acceptance of what is drafted from
+                    the states after the tokens. Only the loss reads them. None without a confidence head.
         init_cache: (rows, length) -> Cache.
         size:       Largest K.
         slots:      Positions that a block of `size` writes.
@@ -48,6 +51,7 @@ class BlockHead:
     block: Callable[[Params, Array, Array, int, Cache, Array, Array], tuple[Array, Cache]]
     unembed: Callable[[Params, Array], Array]
     follow: Callable[[Params, Array], Array] | None
+    accept: Callable[[Params, Array, Array], Array] | None
     init_cache: Callable[[int, int], Cache]
     size: int
     slots: int
@@ -119,7 +123,11 @@ class BlockDrafter(FeatureDrafter):
         law: SamplingLaw,
         anchors: Anchors | None = None,
     ) -> DraftLoss:
-        """Return the weighted mean over the drafted positions, and the overlap of the first."""
+        """Return the weighted mean over the drafted positions, and the overlap of the first.
+
+        A confidence head adds its cross entropy with the overlap of each position. As in speculators and DeepSpec, its
+        gradient also reaches the layers that it reads, but not the overlap.
+        """
         chosen = anchors or _everywhere(tokens)
         losses, overlaps = self._positions(params, tokens, output, mask, law, chosen)
         weight = self.decay ** jnp.arange(self.head.size, dtype=jnp.float32)
@@ -153,18 +161,27 @@ class BlockDrafter(FeatureDrafter):
             cache = resize(context, count * head.slots)
             anchor = tokens_at(tokens, place - 1)
             states, _ = head.block(params, anchor, place - 1, head.size, cache, first, end)
-            logits = head.unembed(params, states.reshape(rows, -1, states.shape[-1]))
+            states = states.reshape(rows, -1, states.shape[-1])
             drafted = (place[:, :, None] + ahead).reshape(rows, -1)
+            logits, before = head.unembed(params, states), tokens_at(tokens, drafted - 1)
             if head.follow is not None:
-                logits += head.follow(params, tokens_at(tokens, drafted - 1))
+                logits += head.follow(params, before)
             log_p = self._of_draft(law_of(tokens_at(target, drafted - 1)))
             log_q = full_log_probs(logits, law)
             counts = jnp.cumprod(tokens_at(mask, drafted).astype(jnp.float32).reshape(rows, count, -1), axis=-1)
             lost, overlap = divergence(self.objective, log_p, log_q), acceptance(log_p, log_q)
+            if head.accept is not None:
+                lost += binary_cross_entropy(overlap, head.accept(params, states, before))
             return lost.reshape(counts.shape) * counts, overlap.reshape(counts.shape) * counts
 
         most = LOSS_SLOTS if not chunk else min(chunk, LOSS_SLOTS)
         return by_position(block, max(most // head.slots, 1), anchors.place)
+
+
+def binary_cross_entropy(target: Float[Array, "B N"], logits: Float[Array, "B N"]) -> Float[Array, "B N"]:
+    """Return the cross entropy of a probability and that of the logits, differentiable in the logits."""
+    logits = logits.astype(jnp.float32)
+    return jax.nn.softplus(logits) - jax.lax.stop_gradient(target) * logits
 
 
 def _everywhere(tokens: Array) -> Anchors:

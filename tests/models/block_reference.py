@@ -34,8 +34,10 @@ def block_logits(
     first: int,
     anchor: int,
     previous: list[int],
-) -> np.ndarray:
-    """Return the logits [K, Vd] of the tokens after the anchor, which stands right after the features [C, F].
+) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the logits [K, Vd] of the tokens after the anchor, and the confidence head's [K], None without one.
+
+    The anchor stands right after the features [C, F].
 
     head:     the policy's vocabulary head, for a draft without its own.
     first:    position of the first feature.
@@ -80,4 +82,9 @@ def block_logits(
     if "markov_head.markov_w1.weight" in w:
         for k, token in enumerate(previous):
             logits[k] += w["markov_head.markov_w2.weight"] @ w["markov_head.markov_w1.weight"][token]
-    return logits
+    if "confidence_head.proj.weight" not in w:
+        return logits, None
+    weight, read = w["confidence_head.proj.weight"][0], np.stack(states)
+    if len(weight) > read.shape[1]:
+        read = np.concatenate([read, w["markov_head.markov_w1.weight"][previous]], axis=1)
+    return logits, read @ weight + w["confidence_head.proj.bias"]

@@ -40,12 +40,16 @@ POLICY = make_policy(DECODER)
 WEIGHTS = jax.jit(lambda: nn.unbox(init_decoder(DECODER, jax.random.key(1))))()
 DRAFTS = {
     "dflash": dict(sample_from_anchor=False, mask_token_id=16),
-    "dspark": dict(markov_rank=5),
+    "dspark": dict(markov_rank=5, enable_confidence_head=True, confidence_head_with_markov=True),
     "mixed windows, reduced": dict(
         num_layers=3, sliding_window=3, sliding_layers=(0, 2), markov_rank=2, mask_token_id=4, draft_vocab_size=9
     ),
     "windows, not causal, reduced": dict(
-        sliding_window=4, sliding_causal=False, sample_from_anchor=False, draft_vocab_size=11
+        sliding_window=4,
+        sliding_causal=False,
+        sample_from_anchor=False,
+        draft_vocab_size=11,
+        enable_confidence_head=True,
     ),
 }
 
@@ -73,7 +77,7 @@ class Draft:
 
     def logits(
         self, weights: Weights, mask: np.ndarray, features: np.ndarray, first: int, anchor: int, previous: list[int]
-    ) -> np.ndarray:
+    ) -> tuple[np.ndarray, np.ndarray | None]:
         c = self.config
         shape = BlockShape(
             heads=c.num_heads,
@@ -95,7 +99,8 @@ class Draft:
         return np.asarray(self.params.draft["mask"] if row is None else WEIGHTS["embed"]["embedding"][row], np.float64)
 
     def log_q(self, features: np.ndarray, first: int, anchor: int, previous: list[int]) -> np.ndarray:
-        logits = self.logits(self.weights, self.mask, features, first, anchor, previous) / LAW.temperature
+        logits, _ = self.logits(self.weights, self.mask, features, first, anchor, previous)
+        logits /= LAW.temperature
         log_q = np.full((len(previous), VOCAB), -np.inf)
         log_q[:, self.ids] = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
         return log_q
@@ -203,6 +208,25 @@ def test_a_round_has_one_pass_for_any_number_of_tokens(name: str, further: int, 
     assert products(3) - products(1) == 2 * further and products(1) > 10
 
 
+def test_a_confidence_head_changes_no_draft():
+    draft = random_draft("dspark")
+    bare = make_block(replace(draft.config, enable_confidence_head=False, confidence_head_with_markov=False), POLICY)
+    prompts = Prompts(jnp.ones((2, 3), jnp.int32), jnp.full(2, 3, jnp.int32), jnp.arange(2))
+    features = jax.random.normal(jax.random.key(3), (2, 3, draft.config.feature_size))
+    gumbel = jax.random.gumbel(jax.random.key(4), (2, K, VOCAB))
+
+    def proposal(drafter: BlockDrafter, params: Params) -> Proposal:
+        state = drafter.start(params, prompts, features, K + 1)
+        state = drafter.observe(state, features[:, -1:], jnp.array([[4], [9]], jnp.int32), jnp.ones(2, jnp.int32))
+        return drafter.propose(params, state, gumbel, LAW)[0]
+
+    without = replace(draft.params, draft={name: x for name, x in draft.params.draft.items() if name != "confidence"})
+    one, other = (
+        jax.jit(proposal, static_argnums=0)(*case) for case in ((draft.drafter, draft.params), (bare, without))
+    )
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
 @pytest.mark.parametrize("anchored", [True, False])
 def test_loss_and_gradient(draft: Draft, anchored: bool, monkeypatch: pytest.MonkeyPatch):
     """The gradient is compared in one random direction over all parameters. The policy's gradient is zero."""
@@ -235,13 +259,13 @@ def test_loss_and_gradient(draft: Draft, anchored: bool, monkeypatch: pytest.Mon
     (loss, overlap), gradient = run(draft.params, tokens, output, mask)
     log_p = logits / LAW.temperature
     p = np.exp(log_p) / np.exp(log_p).sum(axis=-1, keepdims=True)
-    decays = 0.7 ** np.arange(K) / sum(0.7 ** np.arange(K))
+    decays, accepted = 0.7 ** np.arange(K) / sum(0.7 ** np.arange(K)), dict[tuple[int, int, int], float]()
 
     def reference(weights: Weights, mask_row: np.ndarray) -> tuple[float, np.ndarray]:
         total, expected = 0.0, np.zeros(tokens.shape)
         for row, place in np.argwhere(weight[:, :length] > 0):
             previous = [int(tokens[row, min(place - 1 + k, length - 1)]) for k in range(K)]
-            raw = draft.logits(weights, mask_row, features[row, : place - 1], 0, previous[0], previous)
+            raw, confidence = draft.logits(weights, mask_row, features[row, : place - 1], 0, previous[0], previous)
             raw /= LAW.temperature
             log_q = raw - np.log(np.exp(raw).sum(axis=-1, keepdims=True))
             for k in range(K):
@@ -249,8 +273,13 @@ def test_loss_and_gradient(draft: Draft, anchored: bool, monkeypatch: pytest.Mon
                     break
                 law = p[row, place + k - 1, draft.ids]
                 total -= weight[row, place] * decays[k] * float(law @ log_q[k])
+                # What the confidence head learns does not change with the parameters.
+                overlap = accepted.setdefault((row, place, k), float(np.minimum(law, np.exp(log_q[k])).sum()))
+                if confidence is not None:
+                    lost = np.log1p(np.exp(confidence[k])) - overlap * confidence[k]
+                    total += weight[row, place] * decays[k] * float(lost)
                 if k == 0:
-                    expected[row, place] = np.minimum(law, np.exp(log_q[0])).sum()
+                    expected[row, place] = overlap
         return total, expected
 
     value, overlaps = reference(draft.weights, draft.mask)

@@ -1,7 +1,7 @@
 """Block drafts of every public dialect draft as the numpy reference, from files written by hand."""
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,11 @@ LAYER = dict(
 
 @dataclass(frozen=True)
 class Public:
-    """A checkpoint. drafted: the tokens that it drafts; layers: on whose entry it reads the policy."""
+    """A checkpoint.
+
+    drafted: tokens that it drafts. confidence: width that its confidence head reads. layers: on whose entry it reads
+    the policy.
+    """
 
     fields: dict[str, Any]
     drafted: int
@@ -39,9 +43,9 @@ class Public:
     windows: tuple[int | None, ...] = (None, None)
     rank: int = 0
     ids: tuple[int, ...] | None = None
+    confidence: int | None = None
     copies: bool = False
     layers: tuple[int, ...] = (1, 2)
-    beside: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def tensors(self) -> dict[str, np.ndarray]:
         generator = np.random.default_rng(0)
@@ -59,6 +63,8 @@ class Public:
             shapes |= {f"markov_head.markov_w{i}.weight": (n, self.rank) for i, n in ((1, VOCAB), (2, drafted))}
         if self.ids is not None:
             shapes["lm_head.weight"] = (drafted, WIDTH)
+        if self.confidence is not None:
+            shapes |= {"confidence_head.proj.weight": (1, self.confidence), "confidence_head.proj.bias": (1,)}
         tensors = {name: generator.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
         if self.copies:
             tensors["embed_tokens.weight"] = np.asarray(WEIGHTS["embed"]["embedding"], np.float32)
@@ -66,7 +72,7 @@ class Public:
         if self.ids is not None:
             tensors["d2t"] = np.array(self.ids, np.int64) - np.arange(drafted)
             tensors["t2d"] = np.isin(np.arange(VOCAB), self.ids)
-        return tensors | {name: np.zeros(shape, np.float32) for name, shape in self.beside.items()}
+        return tensors
 
     def write(self, directory: Path, changed: dict[str, Any] | None = None, **others: np.ndarray | None) -> Weights:
         """Write the files, with other fields and tensors, and return the tensors. None: without the tensor."""
@@ -80,7 +86,6 @@ class Public:
 
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-CONFIDENCE = {"confidence_head.proj.weight": (1, WIDTH + 3), "confidence_head.proj.bias": (1,)}
 PUBLIC = {
     "zlab": Public(
         LAYER
@@ -102,14 +107,16 @@ PUBLIC = {
         rank=3,
         ids=(0, 3, 4, 9, 16),
         copies=True,
-        beside=CONFIDENCE,
+        confidence=WIDTH + 3,
     ),
     "deepspec": Public(
         LAYER
         | dict(architectures=["Qwen3DSparkModel"], block_size=3, target_layer_ids=[0, 1], mask_token_id=MASK)
-        | dict(num_target_layers=3, num_anchors=512, markov_rank=2, markov_head_type="vanilla"),
+        | dict(num_target_layers=3, num_anchors=512, markov_rank=2, markov_head_type="vanilla")
+        | dict(enable_confidence_head=True, confidence_head_with_markov=False),
         drafted=3,
         from_anchor=True,
+        confidence=WIDTH,
         rank=2,
         copies=True,
     ),
@@ -132,18 +139,22 @@ def test_a_public_draft_is_read(tmp_path: Path, name: str):
     previous = [5, 2, 7]
 
     @jax.jit
-    def run(params: Params, features: jax.Array) -> jax.Array:
+    def run(params: Params, features: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         at, end = jnp.zeros(1, jnp.int32), jnp.full(1, 4, jnp.int32)
         cache = head.write(params, features, head.init_cache(1, 8), at)
         states, _ = head.block(params, jnp.array([[previous[0]]]), end[:, None], 3, cache, at, end)
-        logits = head.unembed(params, states[:, 0])[0]
-        return logits if head.follow is None else logits + head.follow(params, jnp.array(previous))
+        logits, before = head.unembed(params, states[:, 0])[0], jnp.array(previous)
+        if head.follow is not None:
+            logits += head.follow(params, before)
+        return logits, None if head.accept is None else head.accept(params, states[:, 0], before[None])[0]
 
     table = np.asarray(WEIGHTS["embed"]["embedding"], np.float64)
     own = np.asarray(WEIGHTS["head"]["kernel"], np.float64).T
     shape = BlockShape(HEADS, KV_HEADS, HEAD_DIM, 50.0, 1e-3, public.from_anchor, public.windows)
     expected = block_logits(weights, shape, table, own, table[MASK], features[0].astype(float), 0, 5, previous)
-    np.testing.assert_allclose(run(Params(WEIGHTS, params), features), expected, rtol=1e-4, atol=1e-4)
+    actual = run(Params(WEIGHTS, params), features)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4), actual, expected)
+    assert (actual[1] is None) == (public.confidence is None)
 
 
 @pytest.mark.parametrize("name, dialect", [("zlab", "zlab"), ("speculators", "speculators"), ("zlab", "speculators")])
@@ -210,6 +221,7 @@ def test_other_drafts_are_refused_in_one_line(tmp_path: Path, name: str, changed
     [
         ({"markov_head.markov_w2.weight": None}, "markov_head.markov_w2.weight: missing"),
         ({"lm_head.weight": None}, "lm_head.weight: missing"),
+        ({"confidence_head.proj.bias": None}, "confidence_head.proj.bias: missing"),
         ({"lm_head.weight": np.zeros((VOCAB, WIDTH), np.float32)}, "lm_head.weight: has shape (17, 12)"),
         ({"d2t": None, "t2d": None}, "d2t: missing; must be present for a draft_vocab_size of 5 out of 17"),
         ({"d2t": np.array([0, 2, 1, 6, 13])}, "d2t: target_ids: range from 0 to 17"),
