@@ -5,7 +5,7 @@ prompts. The output directory holds:
 
     DIR/draft/        the draft; read it with --draft.path
     DIR/policy/       for an MTP head, instead of DIR/draft: the policy with the head; read it with --model.path
-    DIR/DIALECT/      with --dialect: a copy of the EAGLE-3 head in the layout of SpecForge or speculators
+    DIR/DIALECT/      with --dialect: a copy of an EAGLE-3 head or block draft in this public layout
     DIR/distill.json  cost, acceptance, and the number of steps after which the draft has paid for itself
 """
 

@@ -22,7 +22,7 @@ from models.hf.mtp_files import MTPHead
 from models.hf.save import save_policy
 from models.params import cast
 from specjax.parallel import processes
-from specjax.types import Params
+from specjax.types import Params, PyTree
 
 DRAFT, POLICY = "draft", "policy"
 
@@ -55,8 +55,14 @@ def write_trained(
     draft.write(out / DRAFT, params.draft)
     if dialect is None:
         return [out / DRAFT]
-    draft.write(out / dialect, params.draft, dialect, verifier)
+    policy = policy_weights(experiment, params) if dialect == "deepspec" else None
+    draft.write(out / dialect, params.draft, dialect, verifier, policy)
     return [out / DRAFT, out / dialect]
+
+
+def policy_weights(experiment: Experiment, params: Params) -> PyTree:
+    """Return the weights of the policy, with its adapters added to their kernels."""
+    return merged_policy(params, experiment.config.model.dtype)[0] if params.base else params.policy
 
 
 def remove_written(out: Path, dialect: Dialect | None) -> None:

@@ -53,7 +53,7 @@ class DistillArgs(Options):
     checkpoint: str | None = None
     checkpoint_step: Which = "newest"
     start: Literal["recipe", "checkpoint"] = "recipe"
-    dialect: Literal["ours", "specforge", "speculators", "zlab"] = "ours"
+    dialect: Literal["ours", "specforge", "speculators", "zlab", "deepspec"] = "ours"
     verifier: str | None = None
     responses: str | None = None
     save_responses: str | None = None

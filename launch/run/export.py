@@ -8,7 +8,7 @@ from configs.override import flat
 from launch.cli.errors import ConfigError
 from launch.cli.paths import CONFIG_FILE, check_checkpoint
 from launch.data.hub import checkpoint_directory, hub_name
-from launch.distillation.export import check_verifier, write_policy
+from launch.distillation.export import check_verifier, policy_weights, write_policy
 from launch.run.history import METRICS_FILE, matches_schema
 from launch.run.networks import restore_params, restore_policy, saved_step
 from launch.run.records import check_same, read_recorded, read_run
@@ -31,7 +31,8 @@ class ExportArgs(Options):
         checkpoint:      Directory of the run.
         checkpoint_step: Checkpoint of that run: newest, best or a step.
         part:            policy (includes an MTP head; adapters are merged), draft, or adapters (PEFT's files).
-        dialect:         Layout of the draft: an EAGLE-3 head has specforge, a DFlash draft zlab, both speculators.
+        dialect:         Layout of the draft: an EAGLE-3 head has specforge, a block draft zlab or deepspec, both
+                         speculators.
         verifier:        Policy name to write in a speculators config. None: `checkpoint`.
         param_dtype:     Dtype to write; kept: the run's dtype.
     """
@@ -39,7 +40,7 @@ class ExportArgs(Options):
     checkpoint: str
     checkpoint_step: Which = "newest"
     part: Literal["policy", "draft", "adapters"] = "policy"
-    dialect: Literal["ours", "specforge", "speculators", "zlab"] = "ours"
+    dialect: Literal["ours", "specforge", "speculators", "zlab", "deepspec"] = "ours"
     verifier: str | None = None
     param_dtype: Literal["kept", "float32", "bfloat16"] = "kept"
 
@@ -86,8 +87,9 @@ def _export_draft(out: Path, experiment: Experiment, args: ExportArgs) -> None:
     draft, run = experiment.networks.draft, Path(args.checkpoint)
     dialect = None if args.dialect == "ours" else args.dialect
     draft.check_writable(dialect)
-    params = cast(restore_params(run, experiment, args.checkpoint_step).draft, args.dtype)
-    draft.write(out, params, dialect, args.verifier or args.checkpoint)
+    params = restore_params(run, experiment, args.checkpoint_step)
+    policy = policy_weights(experiment, params) if dialect == "deepspec" else None
+    draft.write(out, cast(params.draft, args.dtype), dialect, args.verifier or args.checkpoint, policy)
     state_made_for(out, made_for(run, args.checkpoint_step, experiment.networks.decoder))
 
 

@@ -4,13 +4,13 @@ They differ in what they count. z-lab and speculators count the slots of a block
 the residual stream on entry to layer i: speculators calls it i too, the others i - 1, the layer whose output it is.
 """
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from models.config import DecoderConfig
 from models.drafts.block import BlockConfig
 from models.hf.config import config_from_hf, config_to_hf
-from models.hf.eagle3_dialects import Dialect
+from models.hf.eagle3_dialects import Dialect, architectures_of
 from models.json_fields import boolean, check, integer, layer_ids, nested, refuse_unknown, show, texts
 
 BlockDialect = Literal["zlab", "speculators", "deepspec"]
@@ -39,20 +39,33 @@ def block_dialect_of(fields: Mapping[str, Any]) -> BlockDialect | None:
     return "deepspec" if "target_layer_ids" in fields else None
 
 
+class StatedPolicy(NamedTuple):
+    """What a draft's `config.json` states of the policy that it was made for.
+
+    Attributes:
+        name: Name or path, only in speculators' files; None if unknown.
+        num_layers: Number of layers, only in z-lab's and DeepSpec's; None if unknown.
+        architectures: Its own `architectures`, only in speculators'; empty if unknown.
+    """
+
+    name: str | None = None
+    num_layers: int | None = None
+    architectures: Sequence[str] = ()
+
+
+def stated_policy(policy: DecoderConfig, name: str | None = None) -> StatedPolicy:
+    """Return what a draft's files state of a policy of this shape. name: name or path for serving engines."""
+    return StatedPolicy(name, policy.num_layers, architectures_of(policy))
+
+
 def block_to_public(
-    config: BlockConfig, layers: tuple[int, ...], dialect: Dialect, policy: DecoderConfig, verifier: str | None = None
+    config: BlockConfig, layers: tuple[int, ...], dialect: Dialect, policy: StatedPolicy
 ) -> dict[str, Any]:
     """Return the fields of a `config.json` in this dialect. Raises ValueError if it cannot describe the draft."""
     if dialect == "specforge":
-        raise ValueError("kind: specforge has EAGLE-3 heads only; write the dialect zlab or speculators")
+        raise ValueError("kind: specforge has EAGLE-3 heads only; write the dialect zlab, speculators or deepspec")
     if config.mask_token_id is None:
         raise ValueError("mask_token_id = None: the draft has a mask row of its own, which public files cannot hold")
-    if config.own_head and dialect != "speculators":
-        raise ValueError(
-            f"draft_vocab_size = {config.draft_vocab_size}: must be {config.vocab_size}, the policy's, for {dialect}; "
-            "write speculators"
-        )
-    slots = config.block_size + (not config.sample_from_anchor)
     decoder = DecoderConfig(
         **config.layer_options(),
         vocab_size=config.vocab_size,
@@ -62,23 +75,66 @@ def block_to_public(
         sliding_layers=config.sliding_layers,
     )
     layer = config_to_hf(decoder)
-    if dialect == "zlab":
-        for name in ("sample_from_anchor", "markov_rank", "enable_confidence_head"):
-            if value := getattr(config, name):
-                raise ValueError(f"{name} = {value}: zlab has DFlash drafts only; write speculators")
-        if 0 in layers:
-            raise ValueError(f"feature_layers = {layers}: zlab cannot express the input of layer 0; write speculators")
-        inner = {"mask_token_id": config.mask_token_id, "target_layer_ids": [i - 1 for i in layers]}
-        own = {"architectures": ["DFlashDraftModel"], "block_size": slots, "num_target_layers": policy.num_layers}
-        return layer | own | {"dflash_config": inner, "is_causal": config.sliding_causal}
+    if dialect == "speculators":
+        return _to_speculators(config, layers, policy, layer)
+    if config.own_head:
+        raise ValueError(
+            f"draft_vocab_size = {config.draft_vocab_size}: must be {config.vocab_size}, the policy's, for {dialect}; "
+            "write speculators"
+        )
+    if policy.num_layers is None:
+        raise ValueError(
+            f"num_target_layers = None: {dialect} states the number of the policy's layers, which is not known here; "
+            "needs a made_for.json beside the draft, or launch.export or launch.distill"
+        )
+    outputs = [i - 1 for i in layers]
+    return layer | (_to_zlab if dialect == "zlab" else _to_deepspec)(config, outputs, policy.num_layers)
+
+
+def _to_zlab(config: BlockConfig, outputs: list[int], num_target_layers: int) -> dict[str, Any]:
+    """Return the fields beside those of the layers. outputs: the policy's layers whose outputs the draft reads."""
+    for name in ("sample_from_anchor", "markov_rank", "enable_confidence_head"):
+        if value := getattr(config, name):
+            raise ValueError(f"{name} = {value}: zlab has DFlash drafts only; write speculators")
+    if -1 in outputs:
+        raise ValueError("feature_layers = 0, ..: zlab cannot express the input of layer 0; write speculators")
+    return {
+        "architectures": ["DFlashDraftModel"],
+        "block_size": config.block_size + 1,
+        "dflash_config": {"mask_token_id": config.mask_token_id, "target_layer_ids": outputs},
+        "is_causal": config.sliding_causal,
+        "num_target_layers": num_target_layers,
+    }
+
+
+def _to_deepspec(config: BlockConfig, outputs: list[int], num_target_layers: int) -> dict[str, Any]:
+    """Return the fields beside those of the layers. outputs: the policy's layers whose outputs the draft reads."""
+    if not config.sample_from_anchor:
+        raise ValueError("sample_from_anchor = False: deepspec has no such drafts; write zlab or speculators")
+    if config.sliding_window is not None:
+        raise ValueError(f"sliding_window = {config.sliding_window}: must be None for deepspec; write speculators")
+    return {
+        "architectures": ["Qwen3DSparkModel"],
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token_id,
+        # Of its training. DeepSpec reads no file without it.
+        "num_anchors": 512,
+        "num_target_layers": num_target_layers,
+        "target_layer_ids": outputs,
+        **_heads_to_public(config),
+    }
+
+
+def _to_speculators(
+    config: BlockConfig, layers: tuple[int, ...], policy: StatedPolicy, layer: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return all fields. layer: fields of a decoder of such layers."""
     kind = "dspark" if config.markov_rank or config.enable_confidence_head else "dflash"
-    heads = {"markov_rank": config.markov_rank, "markov_head_type": "vanilla"}
-    heads |= {name: getattr(config, name) for name in _CONFIDENCE}
     greedy = {"proposal_type": "greedy", "speculative_tokens": config.block_size}
     return {
         "architectures": ["DSparkSpeculator" if kind == "dspark" else "DFlashSpeculator"],
         "aux_hidden_state_layer_ids": list(layers),
-        "block_size": slots,
+        "block_size": config.block_size + (not config.sample_from_anchor),
         "draft_vocab_size": config.draft_vocab_size,
         "mask_token_id": config.mask_token_id,
         "sample_from_anchor": config.sample_from_anchor,
@@ -87,15 +143,21 @@ def block_to_public(
             "algorithm": kind,
             "default_proposal_method": "greedy",
             "proposal_methods": [greedy],
-            "verifier": {"name_or_path": verifier, "architectures": config_to_hf(policy)["architectures"]},
+            "verifier": {"name_or_path": policy.name, "architectures": list(policy.architectures)},
         },
         "speculators_model_type": kind,
         "target_hidden_size": config.hidden_size,
         "tie_word_embeddings": False,
         "torch_dtype": config.param_dtype,
         "transformer_layer_config": layer,
-        **(heads if kind == "dspark" else {}),
+        **(_heads_to_public(config) if kind == "dspark" else {}),
     }
+
+
+def _heads_to_public(config: BlockConfig) -> dict[str, Any]:
+    """Return the fields of DSpark's heads."""
+    confidence = {name: getattr(config, name) for name in _CONFIDENCE}
+    return {"markov_rank": config.markov_rank, "markov_head_type": "vanilla", **confidence}
 
 
 def block_from_public(fields: Mapping[str, Any]) -> tuple[BlockConfig, tuple[int, ...]]:

@@ -14,8 +14,8 @@ from models.hf.config import config_from_hf, config_to_hf
 from models.hf.families import FAMILIES
 from models.json_fields import boolean, check, integer, layer_ids, nested, one_of, refuse_unknown, show, texts
 
-# Block drafts have zlab in place of specforge.
-Dialect = Literal["specforge", "speculators", "zlab"]
+# Block drafts have zlab and deepspec in place of specforge.
+Dialect = Literal["specforge", "speculators", "zlab", "deepspec"]
 
 _FLAGS = ("norm_before_fc", "fc_norm", "norm_before_residual", "norm_output")
 _LAYERS = "eagle_aux_hidden_state_layer_ids"
@@ -79,8 +79,8 @@ def config_to_public(
 
     Raises ValueError if the dialect cannot describe the head.
     """
-    if dialect == "zlab":
-        raise ValueError("kind: zlab has DFlash drafts only; write the dialect specforge or speculators")
+    if dialect in ("zlab", "deepspec"):
+        raise ValueError(f"kind: {dialect} has block drafts only; write the dialect specforge or speculators")
     outer: dict[str, Any] = {"draft_vocab_size": config.draft_vocab_size, "target_hidden_size": None}
     outer |= {name: getattr(config, name) for name in _FLAGS}
     if dialect == "speculators":
@@ -95,7 +95,7 @@ def config_to_public(
                 "algorithm": "eagle3",
                 "default_proposal_method": "greedy",
                 "proposal_methods": [greedy],
-                "verifier": {"name_or_path": verifier, "architectures": _architectures(policy)},
+                "verifier": {"name_or_path": verifier, "architectures": architectures_of(policy)},
             },
             "speculators_model_type": "eagle3",
             "tie_word_embeddings": False,
@@ -138,7 +138,7 @@ def check_stated_policy(fields: Mapping[str, Any], policy: DecoderConfig) -> Non
         raise ValueError(f"made for {made_for[0]} ({verifier.get('name_or_path')}), but the policy is {alike[0]}")
 
 
-def _architectures(policy: DecoderConfig | None) -> list[str]:
+def architectures_of(policy: DecoderConfig | None) -> list[str]:
     """Return the `architectures` of the policy's config.json, empty if unknown or if no family has such a policy."""
     try:
         return [] if policy is None else config_to_hf(policy)["architectures"]

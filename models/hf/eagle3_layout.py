@@ -4,8 +4,6 @@ from models.drafts.eagle3 import Eagle3Config
 from models.hf.eagle3_dialects import Dialect
 from models.hf.layout import HEAD, Stored, block_tensors, linear, norm
 
-EMBEDDING = "embed_tokens.weight"
-
 
 def eagle3_tensors(config: Eagle3Config, dialect: Dialect) -> dict[str, Stored]:
     """Return the tensors that hold parameters: all but vocabulary maps and a copied embedding."""

@@ -88,10 +88,9 @@ def test_options_determine_a_random_head(shrunk: Options):
     assert not head.norm_before_fc and not head.norm_before_residual
 
 
-@pytest.mark.parametrize("kind", ["dflash", "dspark"])
-def test_a_block_draft_is_saved_and_read_again(shrunk: Options, tmp_path: Path, kind: str):
+@pytest.mark.parametrize("kind, size", [("dflash", "4"), ("dspark", None)])
+def test_a_block_draft_is_saved_and_read_again(shrunk: Options, tmp_path: Path, kind: str, size: str | None):
     path = tmp_path / "draft"
-    size = "4" if kind == "dspark" else None
     options = shrunk | {"--draft.kind": kind, "--draft.vocab-size": size, "--rollout.draft-length": "3"}
     options |= {"--rollout.draft-lengths": None, "--draft.head.block-size": "3", "--draft.head.num-layers": "1"}
     fresh = run(options).networks
@@ -114,6 +113,17 @@ def test_a_block_draft_is_saved_and_read_again(shrunk: Options, tmp_path: Path, 
         run(options | {"--rollout.draft-length": "4"})
     with pytest.raises(ConfigError, match="dialect = zlab: "):
         fresh.draft.check_writable("zlab")
+    if kind == "dflash":
+        return
+    # DeepSpec's files hold copies of the policy's tables, and no mask row.
+    masked, weights = replace(fresh.draft, head=replace(head, mask_token_id=0)), fresh.params.policy
+    masked.write(tmp_path / "deepspec", fresh.params.draft, "deepspec", policy=weights)
+    read = run(unsaid | {"--draft.path": str(tmp_path / "deepspec")}).networks
+    assert read.draft.head == masked.head and read.params.draft.keys() == fresh.params.draft.keys() - {"mask"}
+    other = jax.tree.map(lambda x: x[::-1], weights)
+    masked.write(tmp_path / "other", fresh.params.draft, "deepspec", policy=other)
+    with pytest.raises(ConfigError, match="other: embed_tokens.weight: differs from the policy's"):
+        run(unsaid | {"--draft.path": str(tmp_path / "other")})
 
 
 @pytest.mark.slow

@@ -9,9 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from models.drafts.block import block_like, make_block
-from models.hf.block_files import block_to_public, load_block, read_block_config, save_block
+from models.hf.block_dialects import StatedPolicy, block_to_public, stated_policy
+from models.hf.block_files import load_block, read_block_config, save_block
+from models.hf.carried import check_copies, copies, policy_tables
 from models.hf.eagle3_dialects import Dialect
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.types import Params
@@ -76,8 +79,6 @@ class Public:
 
     def write(self, directory: Path, changed: dict[str, Any] | None = None, **others: np.ndarray | None) -> Weights:
         """Write the files, with other fields and tensors, and return the tensors. None: without the tensor."""
-        from safetensors.numpy import save_file
-
         directory.mkdir(exist_ok=True)
         tensors = {name: x for name, x in (self.tensors() | others).items() if x is not None}
         (directory / "config.json").write_text(json.dumps({**self.fields, **(changed or {})}))
@@ -125,7 +126,6 @@ PUBLIC = {
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_public_draft_is_read(tmp_path: Path, name: str):
-    pytest.importorskip("safetensors")
     public = PUBLIC[name]
     weights = public.write(tmp_path)
     if public.ids is None:
@@ -157,15 +157,30 @@ def test_a_public_draft_is_read(tmp_path: Path, name: str):
     assert (actual[1] is None) == (public.confidence is None)
 
 
-@pytest.mark.parametrize("name, dialect", [("zlab", "zlab"), ("speculators", "speculators"), ("zlab", "speculators")])
+@pytest.mark.parametrize(
+    "name, dialect",
+    [("zlab", "zlab"), ("speculators", "speculators"), ("zlab", "speculators"), ("deepspec", "deepspec")],
+)
 def test_a_draft_that_is_written_is_read_again_to_the_bit(tmp_path: Path, name: str, dialect: Dialect):
-    pytest.importorskip("safetensors")
     PUBLIC[name].write(tmp_path / "read")
-    draft = load_block(tmp_path / "read", ONE)
-    save_block(tmp_path / "written", draft, dialect, replace(DECODER, qk_norm=True))
+    draft, tables = load_block(tmp_path / "read", ONE), policy_tables(DECODER, WEIGHTS)
+    policy = stated_policy(replace(DECODER, qk_norm=True))
+    save_block(tmp_path / "written", draft, dialect, policy, carried=copies(tables, "float32"))
     again = load_block(tmp_path / "written", ONE)
     assert (again.config, again.feature_layers) == (draft.config, draft.feature_layers)
     jax.tree.map(np.testing.assert_array_equal, (again.params, again.target_ids), (draft.params, draft.target_ids))
+    check_copies(tmp_path / "written", tables if dialect == "deepspec" else {})
+    own = set() if PUBLIC[name].ids is None else {"lm_head.weight"}
+    found = {name for name in load_file(tmp_path / "written/model.safetensors") if name in tables}
+    assert found == {"deepspec": set(tables), "speculators": own, "zlab": set()}[dialect]
+
+
+def test_a_copy_of_another_policys_table_is_refused(tmp_path: Path):
+    PUBLIC["deepspec"].write(tmp_path)
+    tables = policy_tables(DECODER, WEIGHTS)
+    check_copies(tmp_path, {"embed_tokens.weight": tables["embed_tokens.weight"]})
+    with pytest.raises(ValueError, match="lm_head.weight: differs from the policy's"):
+        check_copies(tmp_path, tables)
 
 
 @pytest.mark.parametrize(
@@ -175,12 +190,19 @@ def test_a_draft_that_is_written_is_read_again_to_the_bit(tmp_path: Path, name: 
         ("zlab", {"mask_token_id": None}, "mask_token_id = None"),
         ("zlab", {"sample_from_anchor": True}, "zlab has DFlash drafts only"),
         ("zlab", {"draft_vocab_size": 5}, "draft_vocab_size = 5: must be 17, the policy's, for zlab"),
+        ("deepspec", {}, "sample_from_anchor = False: deepspec has no such drafts"),
+        (
+            "deepspec",
+            {"sample_from_anchor": True, "sliding_window": 3},
+            "sliding_window = 3: must be None for deepspec",
+        ),
+        ("deepspec", {"draft_vocab_size": 5}, "draft_vocab_size = 5: must be 17, the policy's, for deepspec"),
     ],
 )
 def test_a_draft_that_a_dialect_cannot_hold_is_refused(dialect: Dialect, changes: dict[str, Any], message: str):
     config = block_like(DECODER, 3, **{"mask_token_id": MASK, "sample_from_anchor": False} | changes)
     with pytest.raises(ValueError, match=message):
-        block_to_public(config, (1, 2), dialect, DECODER)
+        block_to_public(config, (1, 2), dialect, StatedPolicy(num_layers=3))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +231,6 @@ def test_a_draft_that_a_dialect_cannot_hold_is_refused(dialect: Dialect, changes
     ],
 )
 def test_other_drafts_are_refused_in_one_line(tmp_path: Path, name: str, changed: dict[str, Any], message: str):
-    pytest.importorskip("safetensors")
     PUBLIC[name].write(tmp_path, changed)
     with pytest.raises(ValueError) as error:
         read_block_config(tmp_path)
@@ -230,7 +251,6 @@ def test_other_drafts_are_refused_in_one_line(tmp_path: Path, name: str, changed
     ],
 )
 def test_a_missing_or_wrong_tensor_is_named(tmp_path: Path, others: dict[str, np.ndarray | None], message: str):
-    pytest.importorskip("safetensors")
     PUBLIC["speculators"].write(tmp_path, **others)
     with pytest.raises(ValueError) as error:
         load_block(tmp_path, ONE)

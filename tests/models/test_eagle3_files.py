@@ -12,8 +12,9 @@ from safetensors.numpy import load_file
 
 from models.config import DecoderConfig
 from models.files import read_json
+from models.hf.carried import PolicyTable, carried_tensors, check_copies, write_carried
 from models.hf.eagle3_dialects import check_stated_policy
-from models.hf.eagle3_files import carried_tensors, check_embedding, load_eagle3, save_eagle3, write_carried
+from models.hf.eagle3_files import load_eagle3, save_eagle3
 from models.params import by_path
 from models.rope import Llama3Scaling
 from specjax.parallel.mesh import MeshConfig, make_mesh
@@ -52,6 +53,10 @@ BESIDE: dict[str, tuple[Public, dict[str, np.ndarray | None]]] = {
 }
 
 
+def check_embedding(directory: Path, table: np.ndarray) -> None:
+    check_copies(directory, {"embed_tokens.weight": PolicyTable(jnp.asarray(table, jnp.float32))})
+
+
 def tensors_of(directory: Path) -> dict[str, np.ndarray]:
     return load_file(directory / "model.safetensors")
 
@@ -80,7 +85,7 @@ def test_carried_fields_are_read_back(tmp_path: Path):
     loaded(tmp_path, SPECFORGE, t2d=None, **{"embed_tokens.weight": EMBEDDING})
     (tmp_path / "ours/params").mkdir(parents=True)
     assert carried_tensors(tmp_path / "ours") is None
-    check_embedding(tmp_path / "ours", jnp.asarray(EMBEDDING[::-1]))
+    check_embedding(tmp_path / "ours", EMBEDDING[::-1])
     carried = carried_tensors(tmp_path / "head")
     assert carried is not None
     write_carried(tmp_path / "ours", carried)
@@ -90,7 +95,7 @@ def test_carried_fields_are_read_back(tmp_path: Path):
         found = carried_tensors(tmp_path / "ours", dtype)
         assert found is not None and described(found) == described(expected)
     with refuses("embed_tokens.weight:"):
-        check_embedding(tmp_path / "ours", jnp.asarray(EMBEDDING[::-1]))
+        check_embedding(tmp_path / "ours", EMBEDDING[::-1])
 
 
 @pytest.mark.parametrize("dialect", ["specforge", "speculators"])
@@ -171,7 +176,7 @@ def test_a_copy_of_the_embedding(tmp_path: Path):
     """
 
     def check(other: np.ndarray) -> None:
-        check_embedding(tmp_path / "head", jnp.asarray(other, jnp.float32))
+        check_embedding(tmp_path / "head", other)
 
     loaded(tmp_path, SPECFORGE)
     check(EMBEDDING[::-1])  # there is none

@@ -120,13 +120,19 @@ class Draft:
             raise ConfigError(f"dialect = {dialect}: allowed only with draft.kind = {kinds}, not {self.kind}")
 
     def write(
-        self, directory: Path, params: PyTree, dialect: Dialect | None = None, verifier: str | None = None
+        self,
+        directory: Path,
+        params: PyTree,
+        dialect: Dialect | None = None,
+        verifier: str | None = None,
+        policy: PyTree = None,
     ) -> None:
         """Write the draft with these parameters to a new directory. Call `check_writable` first.
 
         Raises ValueError if the directory is in use.
 
         verifier: name or path of the policy for serving engines. Only the dialect speculators states it.
+        policy:   weights of the policy. Only the dialect deepspec, which holds copies of two tables, needs them.
         """
         save_named_draft(directory, self.kind, params)
 

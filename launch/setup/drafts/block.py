@@ -15,8 +15,9 @@ from launch.setup.policy import random_params
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
 from models.config import DecoderConfig
 from models.drafts.block import BlockConfig, block_like, init_block, make_block
-from models.hf.block_dialects import block_to_public
+from models.hf.block_dialects import block_to_public, stated_policy
 from models.hf.block_files import save_block
+from models.hf.carried import copies, policy_tables
 from models.hf.eagle3_dialects import Dialect
 from models.sheets import block_sheet
 from specjax.cost import DraftSheet
@@ -44,17 +45,23 @@ class BlockDraft(FeatureDraft):
         return f"the draft of draft.path was made with {', '.join(differing)}" if differing else None
 
     def public_config(self, dialect: Dialect) -> dict[str, Any]:
-        return block_to_public(self.head, self.decoder.feature_layers, dialect, self.decoder)
+        return block_to_public(self.head, self.decoder.feature_layers, dialect, stated_policy(self.decoder))
 
     def write(
-        self, directory: Path, params: PyTree, dialect: Dialect | None = None, verifier: str | None = None
+        self,
+        directory: Path,
+        params: PyTree,
+        dialect: Dialect | None = None,
+        verifier: str | None = None,
+        policy: PyTree = None,
     ) -> None:
         head = replace(self.head, param_dtype=param_dtype(params))
         if dialect is None:
             save_draft_checkpoint(directory, params, head, self.target_ids, self.decoder.feature_layers)
         else:
             saved = SavedDraft(head, params, self.target_ids, self.decoder.feature_layers)
-            save_block(directory, saved, dialect, self.decoder, verifier)
+            tables = copies(policy_tables(self.decoder, policy), head.param_dtype) if dialect == "deepspec" else None
+            save_block(directory, saved, dialect, stated_policy(self.decoder, verifier), carried=tables)
 
 
 def build_block(context: DraftContext) -> Draft:
@@ -70,8 +77,8 @@ def build_block(context: DraftContext) -> Draft:
         params = random_params(partial(init_block, head), context.key, context.mesh)
         ids = own_vocabulary(context, decoder.vocab_size)
     else:
-        embedding = None if context.key is None else context.policy.embedding(context.weights)
-        head, params, ids, _ = fit_head(context.saved, config, decoder, embedding)
+        weights = None if context.key is None else context.weights
+        head, params, ids, _ = fit_head(context.saved, config, decoder, weights)
         assert isinstance(head, BlockConfig)
     for name in ("draft_length", "draft_lengths"):
         # Evaluation and generation draft at `draft_length`, whatever rollouts choose from.

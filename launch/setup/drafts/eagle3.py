@@ -58,7 +58,12 @@ class Eagle3Draft(FeatureDraft):
         return config_to_public(self.head, self.decoder.feature_layers, dialect)
 
     def write(
-        self, directory: Path, params: PyTree, dialect: Dialect | None = None, verifier: str | None = None
+        self,
+        directory: Path,
+        params: PyTree,
+        dialect: Dialect | None = None,
+        verifier: str | None = None,
+        policy: PyTree = None,
     ) -> None:
         # Some engines end the rotary embedding at the head's max_positions, and would reject all drafts beyond it.
         head = replace(self.head, max_positions=self.decoder.max_positions, param_dtype=param_dtype(params))
@@ -79,8 +84,8 @@ def build_eagle3(context: DraftContext) -> Draft:
     if context.saved is None:
         head = fresh_head(context, decoder)
     else:
-        embedding = None if context.key is None else policy.embedding(context.weights)
-        head = fit_head(context.saved, context.config, decoder, embedding)
+        weights = None if context.key is None else context.weights
+        head = fit_head(context.saved, context.config, decoder, weights)
     return Eagle3Draft(
         drafter=with_options(make_eagle3(head.config, policy, head.target_ids), draft),
         params=head.params,

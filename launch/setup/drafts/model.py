@@ -31,7 +31,12 @@ class ModelDraft(Draft):
         check_exportable(self.decoder, f"draft.kind = {self.kind}: its network")
 
     def write(
-        self, directory: Path, params: PyTree, dialect: Dialect | None = None, verifier: str | None = None
+        self,
+        directory: Path,
+        params: PyTree,
+        dialect: Dialect | None = None,
+        verifier: str | None = None,
+        policy: PyTree = None,
     ) -> None:
         save_policy(directory, params, self.decoder)
 

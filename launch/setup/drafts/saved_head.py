@@ -18,10 +18,12 @@ from models.drafts.block import BlockConfig
 from models.drafts.eagle3 import Eagle3Config
 from models.files import CARRIED, errors_name, read_json
 from models.hf.block_dialects import block_dialect_of
-from models.hf.block_files import load_block, read_block_config
+from models.hf.block_files import copied_tables, load_block, read_block_config
+from models.hf.carried import EMBEDDING, check_copies, policy_tables
 from models.hf.eagle3_dialects import check_stated_policy, dialect_of
-from models.hf.eagle3_files import check_embedding, load_eagle3, read_eagle3_config
+from models.hf.eagle3_files import load_eagle3, read_eagle3_config
 from models.params import abstract_params
+from specjax.types import PyTree
 
 Head = Eagle3Config | BlockConfig
 
@@ -92,14 +94,14 @@ def layers_to_read(saved: SavedDraft, config: RunConfig) -> tuple[int, ...]:
     return configured or stated
 
 
-def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedding: jax.Array | None) -> SavedDraft:
+def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, weights: PyTree | None) -> SavedDraft:
     """Check that a saved head fits the policy. Return it in the dtypes of the policy.
 
     Raises ValueError if shapes, layers or vocabulary do not fit, or if the checkpoint states another policy. A smaller
     max_positions than the policy's is allowed: published heads state the length that they were trained at, and our
     rotary embedding does not end there.
 
-    embedding: the policy's embedding; None for a head whose parameters are shapes.
+    weights: the policy's; None for a head whose parameters are shapes.
     """
     saved.config.check(policy)
     path = checkpoint_directory("draft.path", str(config.draft.path))
@@ -108,11 +110,13 @@ def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, embedd
         with errors_name(source):
             check_stated_policy(read_json(source), policy)
     head = replace(saved.config, dtype=policy.dtype, param_dtype=policy.param_dtype)
-    if embedding is None:
+    if weights is None:
         params = jax.tree.map(lambda x: x.update(dtype=jnp.dtype(policy.param_dtype)), saved.params)
     else:
+        tables = policy_tables(policy, weights)
+        names = copied_tables(head) if isinstance(head, BlockConfig) else (EMBEDDING,)
         with errors_name(path):
-            check_embedding(path, embedding)
+            check_copies(path, {name: tables[name] for name in names})
         params = jax.tree.map(lambda x: x.astype(policy.param_dtype), saved.params)
     ids = None if head.draft_vocab_size == policy.vocab_size else saved.target_ids
     return saved._replace(config=head, params=params, target_ids=ids)
