@@ -1,4 +1,4 @@
-"""Convert EAGLE-3 drafts between public dialects and our layout: `python -m launch.convert SOURCE OUT`."""
+"""Convert drafts between public dialects and our layout: `python -m launch.convert SOURCE OUT`."""
 
 import jax
 

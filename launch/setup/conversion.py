@@ -1,10 +1,9 @@
-"""Conversion of EAGLE-3 heads between public dialects and our layout, in both directions.
+"""Conversion of EAGLE-3 heads and block drafts between public dialects and our layout, in both directions.
 
-The public dialects come from SafeAILab, SpecForge and speculators. The complete public `config.json` is kept in
-`huggingface.json`. The vocabulary maps and the copy of the embedding, if the head has them, are kept in
-`huggingface.safetensors`. So it can be written back unchanged.
+The complete public `config.json` is kept in `huggingface.json`. The vocabulary maps and copies of the policy's tables,
+if the draft has them, are kept in `huggingface.safetensors`. So it can be written back unchanged.
 
-`made_for.json`, which states the policy that a head was made for, is copied.
+`made_for.json`, which states the policy that a draft was made for, is copied.
 """
 
 import dataclasses
@@ -16,11 +15,14 @@ from launch.data.hub import checkpoint_directory
 from models.checkpoints.draft import load_draft_checkpoint, save_draft_checkpoint
 from models.checkpoints.made_for import read_made_for, state_made_for
 from models.config import Dtype
+from models.drafts.block import BlockConfig
 from models.files import CARRIED, new_directory, read_json, write_json
-from models.hf.block_dialects import block_dialect_of
+from models.hf.block_dialects import StatedPolicy, block_dialect_of
+from models.hf.block_files import copied_tables, load_block, save_block
+from models.hf.carried import EMBEDDING, carried_tensors, write_carried
 from models.hf.config import refuse_earlier_layout
 from models.hf.eagle3_dialects import dialect_of, stating_dtype
-from models.hf.eagle3_files import carried_tensors, load_eagle3, save_eagle3, write_carried
+from models.hf.eagle3_files import load_eagle3, save_eagle3
 from models.params import cast
 from specjax.options import Options
 from specjax.parallel.mesh import MeshConfig, make_mesh
@@ -28,20 +30,21 @@ from specjax.parallel.mesh import MeshConfig, make_mesh
 
 @dataclass(frozen=True)
 class ConvertArgs(Options):
-    """Convert an EAGLE-3 draft between a public dialect and our layout. The layout of SOURCE sets the direction.
+    """Convert a draft between a public dialect and our layout. The layout of SOURCE sets the direction.
 
     Attributes:
-        source:      Draft to read: a directory, or a name on the hub, org/name[@revision].
+        source:      EAGLE-3 head or block draft to read: a directory, or a name on the hub, org/name[@revision].
         out:         New or empty directory to write into.
         param_dtype: Dtype to convert parameters to. kept: no conversion.
-        dialect:     From our layout: dialect to write. SGLang reads specforge, vLLM reads both.
+        dialect:     From our layout: dialect to write. A head has specforge, a block draft zlab or deepspec, both
+                     speculators. SGLang reads specforge, vLLM reads both of a head's.
         verifier:    To speculators: name or path of the draft's policy, stated in the file.
     """
 
     source: Path
     out: Path
     param_dtype: Literal["kept", "float32", "bfloat16"] = "kept"
-    dialect: Literal["unsaid", "specforge", "speculators"] = "unsaid"
+    dialect: Literal["unsaid", "specforge", "speculators", "zlab", "deepspec"] = "unsaid"
     verifier: str | None = None
 
     @property
@@ -58,48 +61,45 @@ def convert(args: ConvertArgs) -> str:
     """
     args = dataclasses.replace(args, source=checkpoint_directory("source", args.source))
     fields = read_json(args.source / "config.json")
-    if fields.get("kind") == "block" or block_dialect_of(fields) is not None:
-        raise ValueError(
-            f"source = {args.source}: is a block draft; --draft.path reads it as it is, and launch.distill --dialect "
-            "writes one in a public layout"
-        )
     if "kind" in fields:
         export_draft(args)
         return "public draft"
-    if dialect_of(fields) is None:
+    if block_dialect_of(fields) is None and dialect_of(fields) is None:
         refuse_earlier_layout(args.source, fields)
         raise ValueError(
-            f"source = {args.source}: must hold an EAGLE-3 head; a policy is read (--model.path) and written "
-            "(launch.export) in Hugging Face's layout, without conversion"
+            f"source = {args.source}: must hold an EAGLE-3 head or a block draft; a policy is read (--model.path) and "
+            "written (launch.export) in Hugging Face's layout, without conversion"
         )
     import_draft(args)
     return "our draft"
 
 
 def import_draft(args: ConvertArgs) -> None:
-    """Convert an EAGLE-3 head from a public dialect to our layout."""
+    """Convert a draft from a public dialect to our layout."""
     for name, value, default in (("dialect", args.dialect, "unsaid"), ("verifier", args.verifier, None)):
         if value != default:
             raise ValueError(f"{name} = {value}: allowed only with a draft in our layout as SOURCE")
     with new_directory(args.out) as out:
-        config, params, ids, layers = load_eagle3(args.source, make_mesh(MeshConfig()), args.dtype)
         fields = read_json(args.source / "config.json")
+        load = load_eagle3 if block_dialect_of(fields) is None else load_block
+        config, params, ids, layers = load(args.source, make_mesh(MeshConfig()), args.dtype)
+        tables = copied_tables(config) if isinstance(config, BlockConfig) else (EMBEDDING,)
         if args.dtype:
             config = dataclasses.replace(config, param_dtype=args.dtype)
             fields = stating_dtype(fields, args.dtype)
         save_draft_checkpoint(out, params, config, ids, layers)
         write_json(out / CARRIED, fields)
-        write_carried(out, carried_tensors(args.source, args.dtype) or {})
+        write_carried(out, carried_tensors(args.source, args.dtype, tables) or {})
         state_made_for(out, read_made_for(args.source))
 
 
 def export_draft(args: ConvertArgs) -> None:
-    """Convert an EAGLE-3 head from our layout to the dialect of `args.dialect`."""
+    """Convert a draft from our layout to the dialect of `args.dialect`."""
     if args.dialect == "unsaid":
-        raise ValueError("dialect = unsaid: must be specforge or speculators for a draft")
+        raise ValueError("dialect = unsaid: must be specforge, speculators, zlab or deepspec for a draft")
     if args.verifier is not None and args.dialect != "speculators":
         raise ValueError(f"verifier = {args.verifier}: allowed only with dialect speculators")
-    draft = load_draft_checkpoint(args.source, make_mesh(MeshConfig()))
+    draft, made_for = load_draft_checkpoint(args.source, make_mesh(MeshConfig())), read_made_for(args.source)
     draft = draft._replace(params=cast(draft.params, args.dtype))
     fields = read_json(args.source / CARRIED) if (args.source / CARRIED).exists() else None
     if fields is not None and args.dtype is not None:
@@ -108,5 +108,11 @@ def export_draft(args: ConvertArgs) -> None:
         speculators = fields.get("speculators_config") or {}
         verifier = (speculators.get("verifier") or {}) | {"name_or_path": args.verifier}
         fields = fields | {"speculators_config": speculators | {"verifier": verifier}}
-    save_eagle3(args.out, draft, args.dialect, fields, carried_tensors(args.source, args.dtype), args.verifier)
-    state_made_for(args.out, read_made_for(args.source))
+    if isinstance(draft.config, BlockConfig):
+        num_layers = (fields or {}).get("num_target_layers") if made_for is None else made_for.num_layers
+        policy = StatedPolicy(args.verifier, num_layers)
+        carried = carried_tensors(args.source, args.dtype, copied_tables(draft.config))
+        save_block(args.out, draft, args.dialect, policy, fields, carried)
+    else:
+        save_eagle3(args.out, draft, args.dialect, fields, carried_tensors(args.source, args.dtype), args.verifier)
+    state_made_for(args.out, made_for)

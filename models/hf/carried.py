@@ -82,9 +82,9 @@ def check_copies(directory: Path, tables: Mapping[str, PolicyTable]) -> None:
 
 
 def carried_tensors(
-    directory: Path, param_dtype: Dtype | None = None, names: Sequence[str] = (TO_TARGET, TO_DRAFT, EMBEDDING)
+    directory: Path, param_dtype: Dtype | None = None, tables: Sequence[str] = (EMBEDDING,)
 ) -> dict[str, np.ndarray] | None:
-    """Read those of a draft's original tensors with these names, which are no parameters of it.
+    """Read a draft's original tensors that are not parameters: vocabulary maps, and copies of these `tables`.
 
     They come from a public directory, or from the file that `write_carried` wrote into one of ours. None for a draft
     that was made here. The maps keep their dtype, and by default so do copies of the policy's tables.
@@ -92,8 +92,8 @@ def carried_tensors(
     if _is_ours(directory) and not (directory / CARRIED_TENSORS).exists():
         return None
     views = open_draft(directory)
-    tensors = {name: views[name][:] for name in names if name in views}
-    for name in tensors.keys() & {EMBEDDING, HEAD} if param_dtype is not None else ():
+    tensors = {name: views[name][:] for name in (TO_TARGET, TO_DRAFT, *tables) if name in views}
+    for name in tensors.keys() & set(tables) if param_dtype is not None else ():
         tensors[name] = tensors[name].astype(param_dtype)
     return tensors
 

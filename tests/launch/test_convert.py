@@ -13,6 +13,7 @@ from models.files import read_json
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.models.eagle3_checkpoints import LAYERS, REDUCED, VOCAB, WIDTH, Public
 from tests.models.parity import GOLDEN
+from tests.models.test_block_files import PUBLIC as BLOCKS
 from tests.refusals import refuses
 
 
@@ -34,6 +35,24 @@ def test_drafts_there_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert read_made_for(tmp_path / "ours") == read_made_for(tmp_path / "back") == stated
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith(f"{draft} -> {ours}") and second.startswith(f"{ours} -> {back}")
+
+
+@pytest.mark.parametrize("name, other", [("zlab", "speculators"), ("speculators", None), ("deepspec", "speculators")])
+def test_block_drafts_there_and_back(tmp_path: Path, name: str, other: str | None):
+    """A map of the vocabulary and copies of the policy's tables come back. Another dialect gets no copies."""
+    BLOCKS[name].write(tmp_path / "draft")
+    draft, ours, back, further = (str(tmp_path / name) for name in ("draft", "ours", "back", "further"))
+    assert main([draft, ours]) == 0
+    assert main([ours, back, "--dialect", name]) == 0
+    assert read_json(tmp_path / "back/config.json") == BLOCKS[name].fields
+    assert tensors(tmp_path / "back") == tensors(tmp_path / "draft")
+    with refuses("...zlab" if name != "zlab" else "...deepspec", ConfigError):
+        main([ours, further, "--dialect", "zlab" if name != "zlab" else "deepspec"])
+    if other is not None:
+        assert main([ours, further, "--dialect", other, "--verifier", "me", "--param-dtype", "bfloat16"]) == 0
+        fields, found = read_json(tmp_path / "further/config.json"), load_file(tmp_path / "further/model.safetensors")
+        assert fields["speculators_config"]["verifier"]["name_or_path"] == "me"
+        assert {x.dtype.name for x in found.values()} == {"bfloat16"} and "embed_tokens.weight" not in found
 
 
 @pytest.mark.parametrize("public", [Public(), Public(dialect="speculators")])

@@ -196,13 +196,16 @@ def test_a_copy_of_another_policys_table_is_refused(tmp_path: Path):
             {"sample_from_anchor": True, "sliding_window": 3},
             "sliding_window = 3: must be None for deepspec",
         ),
+        ("zlab", {"num_target_layers": None}, "num_target_layers = None: zlab states the number"),
         ("deepspec", {"draft_vocab_size": 5}, "draft_vocab_size = 5: must be 17, the policy's, for deepspec"),
     ],
 )
 def test_a_draft_that_a_dialect_cannot_hold_is_refused(dialect: Dialect, changes: dict[str, Any], message: str):
+    policy = StatedPolicy(num_layers=changes.get("num_target_layers", 3))
+    changes = {name: value for name, value in changes.items() if name != "num_target_layers"}
     config = block_like(DECODER, 3, **{"mask_token_id": MASK, "sample_from_anchor": False} | changes)
     with pytest.raises(ValueError, match=message):
-        block_to_public(config, (1, 2), dialect, StatedPolicy(num_layers=3))
+        block_to_public(config, (1, 2), dialect, policy)
 
 
 @pytest.mark.parametrize(
