@@ -93,8 +93,8 @@ def carried_tensors(
         return None
     views = open_draft(directory)
     tensors = {name: views[name][:] for name in (TO_TARGET, TO_DRAFT, *tables) if name in views}
-    for name in tensors.keys() & set(tables) if param_dtype is not None else ():
-        tensors[name] = tensors[name].astype(param_dtype)
+    if param_dtype is not None:
+        tensors |= {name: tensors[name].astype(param_dtype) for name in tables if name in tensors}
     return tensors
 
 

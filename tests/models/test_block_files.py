@@ -248,7 +248,7 @@ def test_other_drafts_are_refused_in_one_line(tmp_path: Path, name: str, changed
         ({"confidence_head.proj.bias": None}, "confidence_head.proj.bias: missing"),
         ({"lm_head.weight": np.zeros((VOCAB, WIDTH), np.float32)}, "lm_head.weight: has shape (17, 12)"),
         ({"d2t": None, "t2d": None}, "d2t: missing; must be present for a draft_vocab_size of 5 out of 17"),
-        ({"d2t": np.array([0, 2, 1, 6, 13])}, "d2t: target_ids: range from 0 to 17"),
+        ({"d2t": np.array([0, 2, 2, 6, 13])}, "d2t: target_ids: range from 0 to 17"),
         ({"d2t": np.zeros(4, np.int64)}, "d2t: is int64 (4,); must be int64 (5,)"),
         ({"t2d": np.ones(VOCAB, bool)}, "t2d: must be 17 flags that mark the ids of d2t"),
     ],
