@@ -9,7 +9,7 @@ if the draft has them, are kept in `huggingface.safetensors`. So it can be writt
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from launch.data.hub import checkpoint_directory
 from models.checkpoints.draft import load_draft_checkpoint, save_draft_checkpoint
@@ -101,7 +101,8 @@ def export_draft(args: ConvertArgs) -> None:
         raise ValueError(f"verifier = {args.verifier}: allowed only with dialect speculators")
     draft, made_for = load_draft_checkpoint(args.source, make_mesh(MeshConfig())), read_made_for(args.source)
     draft = draft._replace(params=cast(draft.params, args.dtype))
-    fields = read_json(args.source / CARRIED) if (args.source / CARRIED).exists() else None
+    carried = args.source / CARRIED
+    fields: dict[str, Any] | None = read_json(carried) if carried.exists() else None
     if fields is not None and args.dtype is not None:
         fields = stating_dtype(fields, args.dtype)
     if fields is not None and args.verifier is not None:
@@ -111,8 +112,8 @@ def export_draft(args: ConvertArgs) -> None:
     if isinstance(draft.config, BlockConfig):
         num_layers = (fields or {}).get("num_target_layers") if made_for is None else made_for.num_layers
         policy = StatedPolicy(args.verifier, num_layers)
-        carried = carried_tensors(args.source, args.dtype, copied_tables(draft.config))
-        save_block(args.out, draft, args.dialect, policy, fields, carried)
+        beside = carried_tensors(args.source, args.dtype, copied_tables(draft.config))
+        save_block(args.out, draft, args.dialect, policy, fields, beside)
     else:
         save_eagle3(args.out, draft, args.dialect, fields, carried_tensors(args.source, args.dtype), args.verifier)
     state_made_for(args.out, made_for)

@@ -46,7 +46,8 @@ def changed_maps(
     ids: np.ndarray | None, config: Eagle3Config | BlockConfig, carried: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Return the maps of these ids to write; none if there are no ids, or if the carried tensors hold their maps."""
-    if ids is None or (TO_TARGET in carried and np.array_equal(read_target_ids(carried, config), ids)):
+    known = read_target_ids(carried, config) if TO_TARGET in carried else None
+    if ids is None or (known is not None and np.array_equal(known, ids)):
         return {}
     offsets = ids.astype(np.int64) - np.arange(len(ids))
     return {TO_TARGET: offsets, TO_DRAFT: np.isin(np.arange(config.vocab_size), ids)}

@@ -42,7 +42,8 @@ def test_heads_multiply_by_what_they_have():
     config = eagle3_config("qwen3-0.6b", draft_vocab_size=100)
     sheet = eagle3_sheet(config)
     assert sheet.network.parameters + sheet.fused == matrices(partial(init_eagle3, config))
-    block = block_like(DecoderConfig(**SIZES, feature_layers=(1, 2)), 3, num_layers=2, markov_rank=5, draft_vocab_size=30)
+    policy = DecoderConfig(**SIZES, feature_layers=(1, 2))
+    block = block_like(policy, 3, num_layers=2, markov_rank=5, draft_vocab_size=30)
     sheet = block_sheet(block)
     assert sheet.markov is not None
     # The Markov head looks one row up in its first table.
