@@ -40,7 +40,7 @@ def block_dialect_of(fields: Mapping[str, Any]) -> BlockDialect | None:
 
 
 class StatedPolicy(NamedTuple):
-    """What a draft's `config.json` states of the policy that it was made for.
+    """Facts that a draft's `config.json` states about the policy that it was made for.
 
     Attributes:
         name: Name or path, only in speculators' files; None if unknown.
