@@ -103,7 +103,7 @@ def with_parameters(draft: DraftConfig, total: int, experiment: Experiment) -> D
 
 @dataclass(frozen=True)
 class Start:
-    """What an arm starts with. accepted: rates on held-out prompts by position, without a lookup; None without one."""
+    """The state in which an arm starts. accepted: rates on held-out prompts by position; None of arms with a lookup."""
 
     experiment: Experiment
     drafter: Drafter
