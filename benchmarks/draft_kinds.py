@@ -1,6 +1,6 @@
 """Compare kinds of drafts in the same RL run: acceptance, generation and whole steps.
 
-Run from the repository's root: python -m benchmarks.draft_kinds CONFIG --arms none eagle3 dflash dspark history
+Run from the repository's root: python -m benchmarks.draft_kinds CONFIG --arms eagle3 dflash dspark history
 
 An arm is a kind of draft, a lookup, or both: eagle3+history. All arms start from one policy, take the same prompts, and
 take turns with every step. The block of a block draft is as long as the draft length, and its width is the one at which
@@ -54,6 +54,7 @@ class KindsArgs(Options):
         arms:         Arms, beside `none`: kinds of drafts, lookups, or KIND+LOOKUP.
         draft_length: Tokens that every arm drafts in a round.
         layers:       Layers of block drafts.
+        markov_rank:  Rank of dspark's Markov head.
         problems:     Training problems of RL, an epoch. 0: all of the recipe's.
         part:         Steps that a row of the table holds.
         json:         File for the results.
@@ -62,6 +63,7 @@ class KindsArgs(Options):
     arms: tuple[str, ...] = ("eagle3", "dflash", "dspark")
     draft_length: DraftLength = 4
     layers: Positive = 2
+    markov_rank: Positive = 16
     problems: NonNegative = 0
     part: Positive = 20
     json: str | None = None
@@ -81,7 +83,7 @@ def draft_of(arm: str, config: RunConfig, args: KindsArgs) -> DraftConfig:
     if kind == PLAIN:
         return replace(draft, kind=kind, vocab_size=None)
     if kind in BLOCKS:
-        head = replace(draft.head, num_layers=args.layers, block_size=args.draft_length)
+        head = replace(draft.head, num_layers=args.layers, block_size=args.draft_length, markov_rank=args.markov_rank)
         return replace(draft, kind=kind, head=head, unroll=DraftConfig.unroll)
     return replace(draft, kind=kind)
 
@@ -97,7 +99,8 @@ def with_parameters(draft: DraftConfig, total: int, experiment: Experiment) -> D
 
     width = 8 * round(1 + (total - size(8)) / (size(16) - size(8)))
     if width < 8:
-        raise ValueError(f"layers = {draft.head.num_layers}: must be fewer for a block draft of {total:,} parameters")
+        sizes = f"layers = {draft.head.num_layers}, markov_rank = {draft.head.markov_rank}"
+        raise ValueError(f"{sizes}: must be smaller for a block draft of {total:,} parameters")
     return replace(draft, intermediate_size=width)
 
 
@@ -121,7 +124,7 @@ def starts(config: RunConfig, args: KindsArgs) -> dict[str, Start]:
     first = experiment_of(config.draft)
     start, total = warm_up(first, LongPhases()), count(first.networks.params.draft)
     drafts, arms, answers = dict[str, tuple[Drafter, PyTree]](), dict[str, Start](), None
-    for arm in (PLAIN, *args.arms):
+    for arm in dict.fromkeys((PLAIN, *args.arms)):
         draft = draft_of(arm, config, args)
         if draft.kind in BLOCKS:
             draft = with_parameters(draft, total, experiment_of(draft))

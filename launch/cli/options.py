@@ -44,7 +44,7 @@ _CONTACT_ERRORS = re.compile(
     "gloo|nccl|connection (closed|reset|refused)|socket closed|coordination|heartbeat|barrier", re.IGNORECASE
 )
 
-# Fields by which a draft's kind is described. Other kinds refuse them.
+# Fields by which a draft's kind is described. Other kinds refuse them, but all heads take a reduced vocabulary.
 _OF_A_KIND = ("path", "vocab_size", "architecture", "mtp_convention", "unroll", "decay")
 
 # Learning rate of adapters, as a multiple of that of all weights (Thinking Machines, "LoRA Without Regret", 2025).
@@ -249,7 +249,8 @@ def with_consequences(recipe: RunConfig, values: Mapping[str, Any]) -> dict[str,
     if "rollout.draft_length" in values:
         follows["rollout.draft_lengths"] = ()
     if kind != draft.kind and kind in DRAFT_KINDS:
-        follows |= {f"draft.{name}": getattr(DraftConfig, name) for name in _OF_A_KIND}
+        kept = ("vocab_size",) if {kind, draft.kind} <= set(HEADS) else ()
+        follows |= {f"draft.{name}": getattr(DraftConfig, name) for name in _OF_A_KIND if name not in kept}
     if kind in HEADS and values.get("draft.path", draft.path) is not None:
         follows["draft.vocab_size"] = None
     if kind == "none":

@@ -81,8 +81,8 @@ class TeacherOutputCache:
                 self._store(part, answers.lengths[part], self._teacher(self._weights, self._cut(answers, picks)))
                 phase.finish(tokens=int(answers.lengths[part].sum()))
 
-    def batch(self, answers: Answers, picks: np.ndarray, stride: int = 1, step: int = 0) -> DistillBatch:
-        """Return the rows `picks`, int [B], cut to the smallest width that fits, with the anchors of a step."""
+    def batch(self, answers: Answers, picks: np.ndarray, stride: int = 1, number: int = 0) -> DistillBatch:
+        """Return the rows `picks`, int [B], cut to the smallest width that fits, with anchors for pass `number`."""
         sequences = self._cut(answers, picks)
         rows = np.zeros((*sequences.tokens.shape, self._outputs[picks[0]].shape[1]), self._dtype)
         for row, pick in zip(rows, picks, strict=True):
@@ -91,7 +91,7 @@ class TeacherOutputCache:
         fractions = (1,) if self._ladder and self._ladder[-1] >= answers.tokens.shape[1] else COUNTS
         count = fitting(completion.sum(axis=1).max(), self._budget, fractions)
         teacher = TeacherOutputs(rows[..., : self._features], rows[..., self._features :])  # pyright: ignore[reportArgumentType]
-        return DistillBatch(sequences, teacher, spaced_anchors(completion, count, stride, step))
+        return DistillBatch(sequences, teacher, spaced_anchors(completion, count, stride, picks + number))
 
     def _cut(self, answers: Answers, picks: np.ndarray) -> Sequences:
         longest, most = answers.lengths[picks[picks >= 0]].max(), answers.tokens.shape[1]

@@ -169,7 +169,7 @@ class DraftTrainer:
             for number in range(self._phase.done, until):
                 with self.work.timed():
                     picks = picks_of_step(answers.lengths, self._rows, self._seed, number)
-                    batch = self._teacher.batch(answers, picks, self._stride, number)
+                    batch = self._teacher.batch(answers, picks, self._stride, number // (len(answers) // self._rows))
                     self._state, metrics = self._step(self._state, self._weights, batch)
                     loss, acceptance = float(metrics["loss/draft"]), float(metrics["draft/predicted_acceptance"])
                 tokens = int(np.sum(batch.sequences.completion))

@@ -42,6 +42,10 @@ class EitherDrafter(Drafter):
         return self.trained.reads_logits
 
     @property
+    def stride(self) -> int:
+        return self.trained.stride
+
+    @property
     def eight_bit(self) -> EightBit | None:
         return self.trained.eight_bit
 

@@ -49,12 +49,15 @@ def test_anchors_are_distinct_completion_tokens_and_stand_for_all() -> None:
 def test_spaced_anchors_are_all_tokens_of_successive_steps() -> None:
     completion, seen = np.asarray(rows().completion), []
     for step in range(3):
-        place, weight = spaced_anchors(completion, 14, 3, step)
-        assert place.shape == (ROWS, 5)
-        for mine, traced in zip((place, weight), spaced_anchors(jnp.asarray(completion), 14, 3, step), strict=True):
-            np.testing.assert_array_equal(mine, traced)
+        offset = np.arange(ROWS) + step
+        place, weight = spaced_anchors(completion, 14, 3, offset)
+        assert place.shape == (ROWS, 5) and (np.diff(place) > 0).all()
+        traced = jax.jit(partial(spaced_anchors, count=14, stride=3))(completion, offset=offset)
+        for mine, other in zip((place, weight), traced, strict=True):
+            np.testing.assert_array_equal(mine, other)
         for row, start, end in zip(range(ROWS), START, END, strict=True):
             counted = place[row][weight[row] > 0]
+            assert counted.size == 0 or counted[0] == max(start, 2) + (row + step) % min(3, end - max(start, 2))
             assert all(np.diff(counted) == 3) and weight[row].sum() == pytest.approx(end - max(start, 2), rel=1e-6)
             seen += [(row, int(token)) for token in counted]
     tokens = {(row, token) for row in range(ROWS) for token in range(max(START[row], 2), END[row])}

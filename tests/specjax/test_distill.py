@@ -52,7 +52,7 @@ def batch() -> Sequences:
 def rows_of(sequences: Sequences, params: Params, mesh: Mesh = MESH) -> DistillBatch:
     """Return the batch of all completion tokens of these sequences."""
     completion = np.asarray(sequences.completion)
-    anchors = spaced_anchors(completion, int(completion.sum(axis=1).max()), DRAFTER.stride, 0)
+    anchors = spaced_anchors(completion, int(completion.sum(axis=1).max()), DRAFTER.stride, np.arange(len(completion)))
     return DistillBatch(sequences, make_teacher(POLICY, mesh)(params.policy, sequences), anchors)
 
 

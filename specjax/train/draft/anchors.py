@@ -44,20 +44,24 @@ def draw_anchors(keys: UInt32[Array, "R 2"], completion: Bool[Array, "R S"], cou
     return Anchors(index, jnp.where(jnp.take_along_axis(candidates, index, axis=1), weight, 0.0))
 
 
-def spaced_anchors(completion: Any, count: int, stride: int, step: Any) -> Anchors:
+def spaced_anchors(completion: Any, count: int, stride: int, offset: Any) -> Anchors:
     """Return every `stride`-th completion token of rows, bool [R, S], as anchors [R, count / stride], equally weighted.
 
-    The draft's later passes and its vocabulary head then run over these tokens instead of S. `count`: at least the
-    completion tokens of a row. The anchors of `stride` successive steps are all tokens. They begin at another token in
-    each row, since answers may have a pattern. Computed by numpy or JAX, whichever made `completion`.
+    The draft's later passes and its vocabulary head then run over these tokens instead of S. Computed by numpy or JAX,
+    whichever made the arrays.
+
+    count:  at least the completion tokens of any row.
+    offset: int [R], where the anchors of each row begin, modulo `stride`. Over `stride` successive offsets they are all
+            tokens. Offsets should differ among rows, since answers may have a pattern.
     """
     xp = completion.__array_namespace__()
     candidates = completion & (xp.arange(completion.shape[1]) >= FIRST_PREDICTED)[None]
     available = xp.sum(candidates, axis=1, keepdims=True, dtype=xp.int32)
     number = xp.cumsum(candidates, axis=1, dtype=xp.int32) - 1
-    first = (step + xp.arange(len(completion))[:, None]) % xp.clip(available, 1, stride)
+    first = offset[:, None] % xp.clip(available, 1, stride)
     chosen = candidates & (number % stride == first)
-    index = xp.argsort(~chosen, axis=1, stable=True)[:, : -(-count // stride)].astype(xp.int32)
+    index = xp.argsort(~chosen, axis=1, stable=True)[:, : -(-count // stride)]
+    index = xp.sort(index, axis=1).astype(xp.int32)
     each = available / xp.maximum(xp.sum(chosen, axis=1, keepdims=True, dtype=xp.int32), 1)
     weight = xp.where(xp.take_along_axis(chosen, index, axis=1), each, 0)
     return Anchors(index, weight.astype(xp.float32))

@@ -163,7 +163,8 @@ def make_predict(
     def run(params: Params, sequences: Sequences) -> tuple[Array, Array]:
         def overlap(part: Sequences) -> Array:
             output = context.forward(joined(params).policy, part)
-            anchors = spaced_anchors(part.completion, part.completion.shape[1], drafter.stride, 0)
+            number = jnp.arange(len(part.tokens), dtype=jnp.int32)
+            anchors = spaced_anchors(part.completion, part.completion.shape[1], drafter.stride, number)
             return _weighted(draft_loss(context, params, params.draft, part, output, anchors).overlap, anchors)
 
         _check_rows(sequences, mesh, microbatches)
