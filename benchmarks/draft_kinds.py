@@ -55,7 +55,7 @@ class KindsArgs(Options):
         draft_length: Tokens that every arm drafts in a round.
         layers:       Layers of block drafts.
         markov_rank:  Rank of dspark's Markov head.
-        problems:     Training problems of RL, an epoch. 0: all of the recipe's.
+        problems:     Training problems that RL goes through again and again. 0: all of the recipe's.
         part:         Steps that a row of the table holds.
         json:         File for the results.
     """
@@ -123,7 +123,7 @@ def starts(config: RunConfig, args: KindsArgs) -> dict[str, Start]:
 
     first = experiment_of(config.draft)
     start, total = warm_up(first, LongPhases()), count(first.networks.params.draft)
-    drafts, arms, answers = dict[str, tuple[Drafter, PyTree]](), dict[str, Start](), None
+    drafts, arms, answers = dict[str, PyTree](), dict[str, Start](), None
     for arm in dict.fromkeys((PLAIN, *args.arms)):
         draft = draft_of(arm, config, args)
         if draft.kind in BLOCKS:

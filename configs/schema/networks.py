@@ -132,7 +132,7 @@ class DraftConfig(Options):
         architecture:      Network of kind model with random weights.
         loss:              cross_entropy with the policy's distribution; kl; total_variation (1 - acceptance); hybrid,
                            which moves from kl to total_variation as acceptance rises; or dspark, 0.1 cross_entropy and
-                           1.8 total_variation.
+                           1.8 total_variation (0.9 of the L1 distance).
         unroll:            Passes of EAGLE-3's training-time test, 1 .. 7.
         decay:             Weight of each pass, or position of a block, relative to the one before.
         rollout_dtype:     Its kernels in rollouts: int8, fp8; None: as model.dtype.

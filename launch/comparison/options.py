@@ -8,7 +8,7 @@ from specjax.checkpoint import Which
 from specjax.options import DraftLength, Options
 
 # Draft lengths above 0 that are compared by default.
-USUAL_LENGTHS = (3, 5, 7)
+DEFAULT_DRAFT_LENGTHS = (3, 5, 7)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class CompareArgs(Options):
 
         most: most tokens that the draft can draft; None: any number. It limits only the default.
         """
-        lengths = self.draft_lengths or USUAL_LENGTHS
+        lengths = self.draft_lengths or DEFAULT_DRAFT_LENGTHS
         if self.draft_lengths is None and most is not None:
-            lengths = [length for length in USUAL_LENGTHS if length <= most] or [most]
+            lengths = [length for length in DEFAULT_DRAFT_LENGTHS if length <= most] or [most]
         return replace(config, draft_lengths=tuple(sorted({0, *lengths})), carry_over=None, max_age=None)

@@ -55,14 +55,21 @@ def write_trained(
     draft.write(out / DRAFT, params.draft)
     if dialect is None:
         return [out / DRAFT]
-    policy = policy_weights(experiment, params) if dialect == "deepspec" else None
+    policy = tables_of_policy(experiment, params) if dialect == "deepspec" else None
     draft.write(out / dialect, params.draft, dialect, verifier, policy)
     return [out / DRAFT, out / dialect]
 
 
-def policy_weights(experiment: Experiment, params: Params) -> PyTree:
-    """Return the weights of the policy, with its adapters added to their kernels."""
-    return merged_policy(params, experiment.config.model.dtype)[0] if params.base else params.policy
+def tables_of_policy(experiment: Experiment, params: Params) -> PyTree:
+    """Return the policy's embedding and vocabulary head, of which some layouts of drafts hold copies."""
+
+    def tables(weights: PyTree) -> PyTree:
+        return {name: weights[name] for name in ("embed", "head") if name in weights}
+
+    if not params.base:
+        return tables(params.policy)
+    both = replace(params, policy=tables(params.policy), base=tables(params.base))
+    return merged_policy(both, experiment.config.model.dtype)[0]
 
 
 def remove_written(out: Path, dialect: Dialect | None) -> None:

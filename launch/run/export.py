@@ -8,7 +8,7 @@ from configs.override import flat
 from launch.cli.errors import ConfigError
 from launch.cli.paths import CONFIG_FILE, check_checkpoint
 from launch.data.hub import checkpoint_directory, hub_name
-from launch.distillation.export import check_verifier, policy_weights, write_policy
+from launch.distillation.export import check_verifier, tables_of_policy, write_policy
 from launch.run.history import METRICS_FILE, matches_schema
 from launch.run.networks import restore_params, restore_policy, saved_step
 from launch.run.records import check_same, read_recorded, read_run
@@ -88,7 +88,7 @@ def _export_draft(out: Path, experiment: Experiment, args: ExportArgs) -> None:
     dialect = None if args.dialect == "ours" else args.dialect
     draft.check_writable(dialect)
     params = restore_params(run, experiment, args.checkpoint_step)
-    policy = policy_weights(experiment, params) if dialect == "deepspec" else None
+    policy = tables_of_policy(experiment, params) if dialect == "deepspec" else None
     draft.write(out, cast(params.draft, args.dtype), dialect, args.verifier or args.checkpoint, policy)
     state_made_for(out, made_for(run, args.checkpoint_step, experiment.networks.decoder))
 

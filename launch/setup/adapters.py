@@ -70,7 +70,7 @@ def merged_policy(params: Params, dtype: Dtype) -> tuple[PyTree, float]:
             policy[*layer, name] = rounded = exact.policy[KERNEL].astype(dtype)
             lost += int(processes.fetch(jnp.sum((rounded == unchanged) & (delta(a, b, scale) != 0))))
             elements += weight.size
-    return flax.traverse_util.unflatten_dict(policy), lost / elements
+    return flax.traverse_util.unflatten_dict(policy), lost / max(elements, 1)
 
 
 def _directory(path: str) -> Path:

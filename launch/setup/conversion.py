@@ -18,8 +18,8 @@ from models.config import Dtype
 from models.drafts.block import BlockConfig
 from models.files import CARRIED, new_directory, read_json, write_json
 from models.hf.block_dialects import StatedPolicy, block_dialect_of
-from models.hf.block_files import copied_tables, load_block, save_block
-from models.hf.carried import EMBEDDING, carried_tensors, write_carried
+from models.hf.block_files import load_block, save_block
+from models.hf.carried import carried_tensors, copied_tables, write_carried
 from models.hf.config import refuse_earlier_layout
 from models.hf.eagle3_dialects import dialect_of, stating_dtype
 from models.hf.eagle3_files import load_eagle3, save_eagle3
@@ -83,13 +83,12 @@ def import_draft(args: ConvertArgs) -> None:
         fields = read_json(args.source / "config.json")
         load = load_eagle3 if block_dialect_of(fields) is None else load_block
         config, params, ids, layers = load(args.source, make_mesh(MeshConfig()), args.dtype)
-        tables = copied_tables(config) if isinstance(config, BlockConfig) else (EMBEDDING,)
         if args.dtype:
             config = dataclasses.replace(config, param_dtype=args.dtype)
             fields = stating_dtype(fields, args.dtype)
         save_draft_checkpoint(out, params, config, ids, layers)
         write_json(out / CARRIED, fields)
-        write_carried(out, carried_tensors(args.source, args.dtype, tables) or {})
+        write_carried(out, carried_tensors(args.source, args.dtype, copied_tables(config)) or {})
         state_made_for(out, read_made_for(args.source))
 
 
@@ -111,7 +110,7 @@ def export_draft(args: ConvertArgs) -> None:
         fields = fields | {"speculators_config": speculators | {"verifier": verifier}}
     if isinstance(draft.config, BlockConfig):
         num_layers = (fields or {}).get("num_target_layers") if made_for is None else made_for.num_layers
-        policy = StatedPolicy(args.verifier, num_layers)
+        policy = StatedPolicy(args.verifier or (made_for and made_for.policy), num_layers)
         beside = carried_tensors(args.source, args.dtype, copied_tables(draft.config))
         save_block(args.out, draft, args.dialect, policy, fields, beside)
     else:

@@ -199,7 +199,7 @@ class BlockDraft(nn.Module):
         """Return what the Markov head adds to the logits after these tokens."""
         return self.successor(self._embedded(tokens))
 
-    def accept(self, states: Float[Array, "B N D"], tokens: Int[Array, "B N"]) -> Float[Array, "B N"]:
+    def confidence_of(self, states: Float[Array, "B N D"], tokens: Int[Array, "B N"]) -> Float[Array, "B N"]:
         """Return logits of the acceptance of the tokens drafted from these states, after these tokens."""
         if self.config.confidence_head_with_markov:
             states = jnp.concatenate([states, self._embedded(tokens)], axis=-1)
@@ -270,7 +270,7 @@ def make_block(config: BlockConfig, policy: Policy, target_ids: np.ndarray | Non
         block=block,
         unembed=unembed,
         follow=partial(apply, method="follow") if config.markov_rank else None,
-        accept=partial(apply, method="accept") if config.enable_confidence_head else None,
+        confidence=partial(apply, method="confidence_of") if config.enable_confidence_head else None,
         init_cache=lambda rows, length: tuple(init_cache(config, rows, length) for _ in range(config.num_layers)),
         size=config.block_size,
         slots=config.block_size + (not config.sample_from_anchor),
@@ -290,7 +290,7 @@ def init_block(config: BlockConfig, key: Key[Array, ""]) -> PyTree:
         if config.own_head:
             module.unembed(embedding)
         if config.enable_confidence_head:
-            module.accept(embedding, at[:, None])
+            module.confidence_of(embedding, at[:, None])
 
     features = jnp.zeros((1, 1, config.feature_size), jnp.dtype(config.dtype))
     embedding = jnp.zeros((1, 1, config.hidden_size), jnp.dtype(config.dtype))

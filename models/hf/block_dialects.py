@@ -95,9 +95,11 @@ def _to_zlab(config: BlockConfig, outputs: list[int], num_target_layers: int) ->
     """Return the fields beside those of the layers. outputs: the policy's layers whose outputs the draft reads."""
     for name in ("sample_from_anchor", "markov_rank", "enable_confidence_head"):
         if value := getattr(config, name):
-            raise ValueError(f"{name} = {value}: zlab has DFlash drafts only; write speculators")
+            raise ValueError(f"{name} = {value}: zlab has DFlash drafts only; write speculators or deepspec")
     if -1 in outputs:
-        raise ValueError("feature_layers = 0, ..: zlab cannot express the input of layer 0; write speculators")
+        raise ValueError(
+            "feature_layers = 0, ..: zlab cannot express the input of layer 0; write speculators or deepspec"
+        )
     return {
         "architectures": ["DFlashDraftModel"],
         "block_size": config.block_size + 1,

@@ -18,9 +18,8 @@ from models.drafts.block import BlockConfig, init_block
 from models.files import errors_name, new_directory, optional, read_json, write_json
 from models.hf.block_dialects import StatedPolicy, block_dialect_of, block_from_public, block_to_public
 from models.hf.block_layout import block_draft_tensors
-from models.hf.carried import DRAFT_DTYPES, EMBEDDING, describes, open_draft
+from models.hf.carried import DRAFT_DTYPES, copied_tables, describes, open_draft
 from models.hf.eagle3_dialects import Dialect, stating_dtype
-from models.hf.layout import HEAD
 from models.hf.load import SINGLE, check_names, read_tensors
 from models.hf.vocabulary_maps import TO_DRAFT, TO_TARGET, changed_maps, read_target_ids
 from models.params import by_path, fitting_params
@@ -52,11 +51,6 @@ def load_block(directory: Path, mesh: Mesh, param_dtype: Dtype | None = None) ->
         ids = read_target_ids(vocabulary, config)
     targets = fitting_params(partial(init_block, config), mesh)
     return SavedDraft(config, read_tensors(directory, views, tensors, targets, param_dtype, DRAFT_DTYPES), ids, layers)
-
-
-def copied_tables(config: BlockConfig) -> tuple[str, ...]:
-    """Return the names of the policy's tables that this draft reads, of which its files may hold copies."""
-    return (EMBEDDING,) if config.own_head else (EMBEDDING, HEAD)
 
 
 def save_block(
@@ -94,7 +88,9 @@ def save_block(
         fields = stating_dtype(fields, flat["fc", "kernel"].dtype.name)
     needed = copied_tables(config) if dialect == "deepspec" else ()
     if missing := [name for name in needed if name not in carried]:
-        raise ValueError(f"{missing[0]}: missing; deepspec needs the policy's, which launch.export and distill write")
+        raise ValueError(
+            f"{missing[0]}: missing; deepspec's layout holds the policy's, which launch.export and launch.distill write"
+        )
     if not same_dialect:
         carried = {name: carried[name] for name in needed}
     tensors = {

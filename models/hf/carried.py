@@ -14,6 +14,8 @@ import numpy as np
 
 from models.checkpoints.draft import SavedDraft
 from models.config import DecoderConfig, Dtype
+from models.drafts.block import BlockConfig
+from models.drafts.eagle3 import Eagle3Config
 from models.files import CARRIED_TENSORS, optional
 from models.hf.layout import HEAD
 from models.hf.load import DTYPES, INDEX, SINGLE, file_views, open_tensors, row_slices
@@ -60,6 +62,11 @@ def policy_tables(policy: DecoderConfig, weights: PyTree) -> dict[str, PolicyTab
     embedding = PolicyTable(flat["embed", "embedding"])
     head = embedding if policy.tie_embeddings else PolicyTable(flat["head", "kernel"], transposed=True)
     return {EMBEDDING: embedding, HEAD: head}
+
+
+def copied_tables(config: BlockConfig | Eagle3Config) -> tuple[str, ...]:
+    """Return the names of the policy's tables that this draft reads, of which its files may hold copies."""
+    return (EMBEDDING, HEAD) if isinstance(config, BlockConfig) and not config.own_head else (EMBEDDING,)
 
 
 def copies(tables: Mapping[str, PolicyTable], dtype: Dtype) -> dict[str, np.ndarray]:

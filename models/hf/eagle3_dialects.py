@@ -126,7 +126,9 @@ def stating_dtype(fields: Mapping[str, Any], dtype: str) -> dict[str, Any]:
 
 
 def check_stated_policy(fields: Mapping[str, Any], policy: DecoderConfig) -> None:
-    """Raise ValueError if a head's `config.json` says that it was made for a policy of another family."""
+    """Raise ValueError if a draft's `config.json` states a policy of another family or number of layers."""
+    if "num_target_layers" in fields and (stated := integer(fields, "num_target_layers")) != policy.num_layers:
+        raise ValueError(f"num_target_layers = {stated}: must be {policy.num_layers}, the policy's number of layers")
     verifier = nested(nested(fields, "speculators_config"), "verifier")
     made_for = texts(verifier, "architectures")
     alike = [

@@ -7,7 +7,6 @@ tokens after it. Its cache holds true features only: nothing is repaired after a
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -15,7 +14,7 @@ from jaxtyping import Array, Float
 from specjax.cache import resize, tokens_at
 from specjax.chunks import by_position
 from specjax.drafters.base import Anchors, DraftLoss, Proposal, at_anchors
-from specjax.drafters.distillation import Objective, PassDecay, acceptance, divergence
+from specjax.drafters.distillation import Objective, PassDecay, acceptance, binary_cross_entropy, divergence
 from specjax.drafters.head import FeatureDrafter, HeadState
 from specjax.log_probs import laws
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
@@ -38,7 +37,7 @@ class BlockHead:
         unembed:    (params, states [B, N, D]) -> logits [B, N, Vd], Vd the size of the draft's vocabulary.
         follow:     (params, tokens [..]) -> what the logits of the next drafted token gain by these, [.., Vd]. None
                     without a Markov head.
-        accept:     (params, states [B, N, D], tokens [B, N]) -> logits [B, N] of the acceptance of what is drafted from
+        confidence: (params, states [B, N, D], tokens [B, N]) -> logits [B, N] of the acceptance of what is drafted from
                     the states after the tokens. Only the loss reads them. None without a confidence head.
         init_cache: (rows, length) -> Cache.
         size:       Largest K.
@@ -51,7 +50,7 @@ class BlockHead:
     block: Callable[[Params, Array, Array, int, Cache, Array, Array], tuple[Array, Cache]]
     unembed: Callable[[Params, Array], Array]
     follow: Callable[[Params, Array], Array] | None
-    accept: Callable[[Params, Array, Array], Array] | None
+    confidence: Callable[[Params, Array, Array], Array] | None
     init_cache: Callable[[int, int], Cache]
     size: int
     slots: int
@@ -170,18 +169,12 @@ class BlockDrafter(FeatureDrafter):
             log_q = full_log_probs(logits, law)
             counts = jnp.cumprod(tokens_at(mask, drafted).astype(jnp.float32).reshape(rows, count, -1), axis=-1)
             lost, overlap = divergence(self.objective, log_p, log_q), acceptance(log_p, log_q)
-            if head.accept is not None:
-                lost += binary_cross_entropy(overlap, head.accept(params, states, before))
+            if head.confidence is not None:
+                lost += binary_cross_entropy(overlap, head.confidence(params, states, before))
             return lost.reshape(counts.shape) * counts, overlap.reshape(counts.shape) * counts
 
         most = LOSS_SLOTS if not chunk else min(chunk, LOSS_SLOTS)
         return by_position(block, max(most // head.slots, 1), anchors.place)
-
-
-def binary_cross_entropy(target: Float[Array, "B N"], logits: Float[Array, "B N"]) -> Float[Array, "B N"]:
-    """Return the cross entropy of a probability and that of the logits, differentiable in the logits."""
-    logits = logits.astype(jnp.float32)
-    return jax.nn.softplus(logits) - jax.lax.stop_gradient(target) * logits
 
 
 def _everywhere(tokens: Array) -> Anchors:

@@ -30,7 +30,8 @@ def divergence(
     total_variation: half of sum |p - q|, which is 1 - alpha.
     hybrid:          w kl + (1 - w) (1 - alpha) with w = exp(-3 alpha), without a gradient through w: from kl, from
                      which a poor draft learns faster, to 1 - alpha, the quantity of interest (arXiv 2602.23881).
-    dspark:          0.1 cross_entropy + 0.9 sum |p - q| (arXiv 2607.05147).
+    dspark:          0.1 cross_entropy + 0.9 sum |p - q| (arXiv 2607.05147; there the cross-entropy is with the token
+                     that was sampled from p, here its mean).
     """
     if objective == "cross_entropy":
         return _cross_entropy(log_p, log_q)
@@ -48,6 +49,12 @@ def divergence(
 def acceptance(log_p: Float[Array, "B T Vd"], log_q: Float[Array, "B T Vd"]) -> Float[Array, "B T"]:
     """Return the expected acceptance alpha of each token."""
     return jnp.sum(jnp.minimum(jnp.exp(log_p), jnp.exp(log_q)), axis=-1)
+
+
+def binary_cross_entropy(target: Float[Array, "B N"], logits: Float[Array, "B N"]) -> Float[Array, "B N"]:
+    """Return the cross entropy of a probability and that of the logits, differentiable in the logits."""
+    logits = logits.astype(jnp.float32)
+    return jax.nn.softplus(logits) - jax.lax.stop_gradient(target) * logits
 
 
 def _cross_entropy(log_p: Float[Array, "B T Vd"], log_q: Float[Array, "B T Vd"]) -> Float[Array, "B T"]:

@@ -26,9 +26,7 @@ def test_a_block_draft_gets_as_many_parameters_as_the_recipes_draft():
     assert experiment.networks.decoder is not None
     width = 8 * 3 * experiment.networks.decoder.hidden_size * args.layers
     assert abs(count(experiment.networks.params.draft) - total) <= width / 2
-    with pytest.raises(
-        ValueError, match="layers = 9, markov_rank = 16: must be smaller for .* 1,000"
-    ):
+    with pytest.raises(ValueError, match="layers = 9, markov_rank = 16: must be smaller for .* 1,000"):
         with_parameters(replace(draft, head=replace(draft.head, num_layers=9)), 1000, experiment)
 
 

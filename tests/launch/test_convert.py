@@ -9,7 +9,7 @@ from launch.cli.errors import ConfigError
 from launch.convert import main
 from models.checkpoints.draft import load_draft_checkpoint
 from models.checkpoints.made_for import MadeFor, read_made_for, state_made_for
-from models.files import read_json
+from models.files import CARRIED, CARRIED_TENSORS, read_json
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.models.eagle3_checkpoints import LAYERS, REDUCED, VOCAB, WIDTH, Public
 from tests.models.parity import GOLDEN
@@ -53,6 +53,24 @@ def test_block_drafts_there_and_back(tmp_path: Path, name: str, other: str | Non
         fields, found = read_json(tmp_path / "further/config.json"), load_file(tmp_path / "further/model.safetensors")
         assert fields["speculators_config"]["verifier"]["name_or_path"] == "me"
         assert {x.dtype.name for x in found.values()} == {"bfloat16"} and "embed_tokens.weight" not in found
+
+
+def test_what_a_layout_states_of_the_policy_must_be_known(tmp_path: Path):
+    """The number of its layers comes from made_for.json, its tables from the files that the draft was read from."""
+    ours = {}
+    for name in ("zlab", "deepspec"):
+        BLOCKS[name].write(tmp_path / name)
+        ours[name] = tmp_path / f"our-{name}"
+        assert main([str(tmp_path / name), str(ours[name])]) == 0
+        for kept in (CARRIED, CARRIED_TENSORS):
+            (ours[name] / kept).unlink(missing_ok=True)
+        with refuses("num_target_layers = None:...made_for.json", ConfigError):
+            main([str(ours[name]), str(tmp_path / "out"), "--dialect", name])
+        state_made_for(ours[name], MadeFor("runs/tiny", 16, 8, 1.0, 0.74))
+    assert main([str(ours["zlab"]), str(tmp_path / "out"), "--dialect", "zlab"]) == 0
+    assert read_json(tmp_path / "out/config.json")["num_target_layers"] == 8
+    with refuses("embed_tokens.weight: missing...launch.export", ConfigError):
+        main([str(ours["deepspec"]), str(tmp_path / "none"), "--dialect", "deepspec"])
 
 
 @pytest.mark.parametrize("public", [Public(), Public(dialect="speculators")])

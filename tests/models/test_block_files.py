@@ -146,7 +146,7 @@ def test_a_public_draft_is_read(tmp_path: Path, name: str):
         logits, before = head.unembed(params, states[:, 0])[0], jnp.array(previous)
         if head.follow is not None:
             logits += head.follow(params, before)
-        return logits, None if head.accept is None else head.accept(params, states[:, 0], before[None])[0]
+        return logits, None if head.confidence is None else head.confidence(params, states[:, 0], before[None])[0]
 
     table = np.asarray(WEIGHTS["embed"]["embedding"], np.float64)
     own = np.asarray(WEIGHTS["head"]["kernel"], np.float64).T

@@ -23,7 +23,7 @@ from specjax.types import Policy, PyTree
 COPIES = 8
 # Names of the drafts of a preset.
 EAGLE3, BLOCK = "eagle3", "dspark"
-BLOCK_OVER_IT = f"{BLOCK} / it"
+BLOCK_OVER_IT = f"{BLOCK} / this"
 
 
 def floor(networks: BenchNetworks, preset: Preset) -> BenchSection:
@@ -82,8 +82,8 @@ def draft(networks: BenchNetworks, preset: Preset) -> BenchSection:
     lengths, longest, cells = preset.draft_lengths, max((*preset.draft_lengths, size)), list[Cell]()
     kinds: dict[tuple[str, int], tuple[Drafter, int]] = {("plain", 0): (free, 0)}
     for k in lengths:
-        kinds |= {("verifying", k): (free, k), (EAGLE3, k): (networks.drafter, k)}
-    block_kinds = {("verifying", size): (free, size), (BLOCK, size): (blocks.drafter, size)}
+        kinds |= {(f"{EAGLE3} verifying", k): (free, k), (EAGLE3, k): (networks.drafter, k)}
+    block_kinds = {(f"{BLOCK} verifying", size): (free, size), (BLOCK, size): (blocks.drafter, size)}
 
     def measure(context: int, batch: int) -> list[Row]:
         runs, compile_seconds = dict[tuple[str, int], Callable[[], float]](), dict[tuple[str, int], float]()
@@ -98,7 +98,7 @@ def draft(networks: BenchNetworks, preset: Preset) -> BenchSection:
         plain, block = measured["plain", 0], measured.get((BLOCK, size))
 
         def row_of(name: str, k: int) -> Row:
-            full_round, verifying = measured[name, k], measured["verifying", k]
+            full_round, verifying = measured[name, k], measured[f"{name} verifying", k]
             cost = ratio(full_round, plain)
             row: dict = {
                 "draft": name,

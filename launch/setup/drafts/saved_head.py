@@ -18,8 +18,8 @@ from models.drafts.block import BlockConfig
 from models.drafts.eagle3 import Eagle3Config
 from models.files import CARRIED, errors_name, read_json
 from models.hf.block_dialects import block_dialect_of
-from models.hf.block_files import copied_tables, load_block, read_block_config
-from models.hf.carried import EMBEDDING, check_copies, policy_tables
+from models.hf.block_files import load_block, read_block_config
+from models.hf.carried import check_copies, copied_tables, policy_tables
 from models.hf.eagle3_dialects import check_stated_policy, dialect_of
 from models.hf.eagle3_files import load_eagle3, read_eagle3_config
 from models.params import abstract_params
@@ -114,9 +114,8 @@ def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, weight
         params = jax.tree.map(lambda x: x.update(dtype=jnp.dtype(policy.param_dtype)), saved.params)
     else:
         tables = policy_tables(policy, weights)
-        names = copied_tables(head) if isinstance(head, BlockConfig) else (EMBEDDING,)
         with errors_name(path):
-            check_copies(path, {name: tables[name] for name in names})
+            check_copies(path, {name: tables[name] for name in copied_tables(head)})
         params = jax.tree.map(lambda x: x.astype(policy.param_dtype), saved.params)
     ids = None if head.draft_vocab_size == policy.vocab_size else saved.target_ids
     return saved._replace(config=head, params=params, target_ids=ids)

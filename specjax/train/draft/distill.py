@@ -163,8 +163,10 @@ def make_predict(
     def run(params: Params, sequences: Sequences) -> tuple[Array, Array]:
         def overlap(part: Sequences) -> Array:
             output = context.forward(joined(params).policy, part)
-            number = jnp.arange(len(part.tokens), dtype=jnp.int32)
-            anchors = spaced_anchors(part.completion, part.completion.shape[1], drafter.stride, number)
+            if drafter.stride == 1:
+                return jnp.sum(draft_loss(context, params, params.draft, part, output, None).overlap)
+            rows, length = part.tokens.shape
+            anchors = spaced_anchors(part.completion, length, drafter.stride, jnp.arange(rows, dtype=jnp.int32))
             return _weighted(draft_loss(context, params, params.draft, part, output, anchors).overlap, anchors)
 
         _check_rows(sequences, mesh, microbatches)
