@@ -68,7 +68,7 @@ def tables_of_policy(experiment: Experiment, params: Params) -> PyTree:
 
     if not params.base:
         return tables(params.policy)
-    both = replace(params, policy=tables(params.policy), base=tables(params.base))
+    both = Params(tables(params.policy), {}, base=tables(params.base))
     return merged_policy(both, experiment.config.model.dtype)[0]
 
 
