@@ -120,21 +120,18 @@ class DraftConfig(Options):
         kind:              eagle3: an EAGLE-3 head; dflash, dspark: a block draft; mtp: the policy's own MTP head;
                            model: a small policy; none: only a lookup; or your own drafter, as package.module:name.
         path:              Checkpoint: ours, SpecForge's, SafeAILab's, speculators', z-lab's or DeepSpec's; with kind
-                           model, of a policy.
-                           None: random weights.
+                           model, of a policy. None: random weights.
         intermediate_size: Width of the MLP.
         num_heads:         Attention heads.
         num_kv_heads:      Key-value heads.
         head_dim:          Width of a head.
-        vocab_size:        Draft only this many tokens, the most frequent of the training problems, with a vocabulary
-                           head of its own. None: all.
+        vocab_size:        Draft only this many tokens, the most frequent of the training problems. None: all.
         head:              Details of an EAGLE-3 head or block draft with random weights.
         architecture:      Network of kind model with random weights.
         loss:              cross_entropy with the policy's distribution; kl; total_variation (1 - acceptance); hybrid,
-                           which moves from kl to total_variation as acceptance rises; or dspark, 0.1 cross_entropy and
-                           1.8 total_variation (0.9 of the L1 distance).
+                           from kl to total_variation as acceptance rises; or dspark, 0.1 cross_entropy + 0.9 L1.
         unroll:            Passes of EAGLE-3's training-time test, 1 .. 7.
-        decay:             Weight of each pass, or position of a block, relative to the one before.
+        decay:             Weight of a pass, or position of a block, over the one before.
         rollout_dtype:     Its kernels in rollouts: int8, fp8; None: as model.dtype.
         mtp_convention:    Family of an MTP head with random weights. None: read the head from model.path.
         lookup:            Drafting by lookup, alone or together with the draft.

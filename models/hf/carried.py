@@ -52,8 +52,8 @@ class PolicyTable:
     def rows(self, rows: slice) -> np.ndarray:
         """Return these rows of [V, D]."""
         if self.transposed:
-            return np.asarray(processes.fetch(self.array[:, rows])).T
-        return np.asarray(processes.fetch(self.array[rows]))
+            return processes.fetch(self.array[:, rows]).T
+        return processes.fetch(self.array[rows])
 
 
 def policy_tables(policy: DecoderConfig, weights: PyTree) -> dict[str, PolicyTable]:

@@ -213,8 +213,8 @@ def test_the_cost_model_reports_its_error():
 
 
 def test_the_acceptance_length_at_which_both_drafts_are_as_fast_is_noted():
-    row: Row = {"context": 8, "batch": 2, "draft": "eagle3", "k": 3, "dspark / it": (1.25, 1.2, 1.3)}
-    unknown: list[Row] = [{**row, "dspark / it": None}, {"context": 8, "batch": 4}]
+    row: Row = {"context": 8, "batch": 2, "draft": "eagle3", "k": 3, "dspark / this": (1.25, 1.2, 1.3)}
+    unknown: list[Row] = [{**row, "dspark / this": None}, {"context": 8, "batch": 4}]
     (note,) = decoding._break_even([row, *unknown], (0.5,))
     # A round at acceptance 0.5 has 1 + 1/2 + 1/4 + 1/8 tokens.
     assert note.startswith("2 rows, 8 positions: ") and note.endswith("1.25 [1.2, 1.3] times as long: 2.34 at 0.5")
