@@ -131,7 +131,7 @@ class DraftConfig(Options):
         loss:              cross_entropy with the policy's distribution; kl; total_variation (1 - acceptance); hybrid,
                            from kl to total_variation as it rises; or dspark, 0.1 cross_entropy + 0.9 L1.
         unroll:            Passes of EAGLE-3's training-time test, 1 .. 7.
-        decay:             Weight of a pass or drafted position over the one before.
+        decay:             Weight of a pass or drafted token over the previous.
         rollout_dtype:     Its kernels in rollouts: int8, fp8; None: as model.dtype.
         mtp_convention:    Family of an MTP head with random weights. None: read the head from model.path.
         lookup:            Drafting by lookup, alone or together with the draft.
