@@ -9,7 +9,7 @@ from launch.data.hub import checkpoint_directory
 from launch.data.tokenizers import copy_tokenizer, state_stop_tokens
 from launch.distillation.acceptance import HeldOutAcceptance
 from launch.setup.adapters import merged_policy
-from launch.setup.drafts.base import Draft
+from launch.setup.drafts.base import Draft, PublicLayout
 from launch.setup.experiment import Experiment
 from launch.setup.networks import Networks
 from launch.setup.policy import check_exportable
@@ -55,8 +55,8 @@ def write_trained(
     draft.write(out / DRAFT, params.draft)
     if dialect is None:
         return [out / DRAFT]
-    policy = tables_of_policy(experiment, params) if dialect == "deepspec" else None
-    draft.write(out / dialect, params.draft, dialect, verifier, policy)
+    layout = PublicLayout(dialect, verifier, tables_of_policy(experiment, params))
+    draft.write(out / dialect, params.draft, layout)
     return [out / DRAFT, out / dialect]
 
 

@@ -13,6 +13,7 @@ from launch.run.history import METRICS_FILE, matches_schema
 from launch.run.networks import restore_params, restore_policy, saved_step
 from launch.run.records import check_same, read_recorded, read_run
 from launch.setup.adapters import layers_of
+from launch.setup.drafts.base import PublicLayout
 from launch.setup.experiment import Experiment
 from models.checkpoints.made_for import MadeFor, state_made_for
 from models.config import DecoderConfig, Dtype
@@ -88,8 +89,10 @@ def _export_draft(out: Path, experiment: Experiment, args: ExportArgs) -> None:
     dialect = None if args.dialect == "ours" else args.dialect
     draft.check_writable(dialect)
     params = restore_params(run, experiment, args.checkpoint_step)
-    policy = tables_of_policy(experiment, params) if dialect == "deepspec" else None
-    draft.write(out, cast(params.draft, args.dtype), dialect, args.verifier or args.checkpoint, policy)
+    layout = None
+    if dialect is not None:
+        layout = PublicLayout(dialect, args.verifier or args.checkpoint, tables_of_policy(experiment, params))
+    draft.write(out, cast(params.draft, args.dtype), layout)
     state_made_for(out, made_for(run, args.checkpoint_step, experiment.networks.decoder))
 
 

@@ -4,6 +4,7 @@ The head combines the feature of position t with the token at t + 1 and predicts
 round reads the policy's features. Later steps read the hidden state that the head returned.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -110,9 +111,9 @@ class FeatureDrafter(Drafter):
             waiting=zeros,
         )
 
+    @abstractmethod
     def fill(self, params: Params, prompts: Prompts, features: Array, cache: Cache) -> Cache:
         """Return the cache with the features of the prompts' positions."""
-        raise NotImplementedError
 
     def catch_up(self, state: HeadState, visible: Array, tokens: Array, emitted: Array) -> HeadState:
         missed = state.length + state.waiting != visible

@@ -16,6 +16,7 @@ from configs.schema.networks import DRAFT_KINDS
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.setup.draft import BUILDERS
+from launch.setup.drafts.base import PublicLayout
 from launch.setup.drafts.block import BlockDraft
 from launch.setup.drafts.eagle3 import Eagle3Draft
 from launch.setup.experiment import Experiment, build_experiment
@@ -117,11 +118,11 @@ def test_a_block_draft_is_saved_and_read_again(shrunk: Options, tmp_path: Path, 
         return
     # DeepSpec's files hold copies of the policy's tables, and no mask row.
     masked, weights = replace(fresh.draft, head=replace(head, mask_token_id=0)), fresh.params.policy
-    masked.write(tmp_path / "deepspec", fresh.params.draft, "deepspec", policy=weights)
+    masked.write(tmp_path / "deepspec", fresh.params.draft, PublicLayout("deepspec", policy=weights))
     read = run(unsaid | {"--draft.path": str(tmp_path / "deepspec")}).networks
     assert read.draft.head == masked.head and read.params.draft.keys() == fresh.params.draft.keys() - {"mask"}
     other = jax.tree.map(lambda x: x[::-1], weights)
-    masked.write(tmp_path / "other", fresh.params.draft, "deepspec", policy=other)
+    masked.write(tmp_path / "other", fresh.params.draft, PublicLayout("deepspec", policy=other))
     with pytest.raises(ConfigError, match="other: embed_tokens.weight: differs from the policy's"):
         run(unsaid | {"--draft.path": str(tmp_path / "other")})
 
@@ -165,7 +166,7 @@ def test_a_head_has_the_length_of_its_policy(shrunk: Options, write: Write, tmp_
     assert isinstance(draft, Eagle3Draft) and draft.head.max_positions == 20
     # Layers that both dialects can express.
     draft = replace(draft, decoder=replace(draft.decoder, feature_layers=(1,)))
-    draft.write(tmp_path / "out", draft.params, dialect)
+    draft.write(tmp_path / "out", draft.params, dialect and PublicLayout(dialect))
     found = read_json(tmp_path / "out/config.json")
     fields = found["head"] if dialect is None else found
     assert fields["max_positions" if dialect is None else "max_position_embeddings"] == draft.decoder.max_positions

@@ -1,5 +1,6 @@
 """Arguments and result of a draft builder."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -52,6 +53,20 @@ class DraftContext(NamedTuple):
     problems: Sequence[Problem]
     tokenizer: Tokenizer
     saved: SavedDraft | None = None
+
+
+class PublicLayout(NamedTuple):
+    """A public layout in which a draft is written.
+
+    Attributes:
+        dialect:  its name.
+        verifier: name or path of the policy for serving engines. Only the dialect speculators states it.
+        policy:   embedding and vocabulary head of the policy. Only deepspec, which holds copies, needs them.
+    """
+
+    dialect: Dialect
+    verifier: str | None = None
+    policy: PyTree = None
 
 
 @dataclass(frozen=True)
@@ -119,26 +134,18 @@ class Draft:
             kinds = " or ".join(HEADS)
             raise ConfigError(f"dialect = {dialect}: allowed only with draft.kind = {kinds}, not {self.kind}")
 
-    def write(
-        self,
-        directory: Path,
-        params: PyTree,
-        dialect: Dialect | None = None,
-        verifier: str | None = None,
-        policy: PyTree = None,
-    ) -> None:
+    def write(self, directory: Path, params: PyTree, layout: PublicLayout | None = None) -> None:
         """Write the draft with these parameters to a new directory. Call `check_writable` first.
 
         Raises ValueError if the directory is in use.
 
-        verifier: name or path of the policy for serving engines. Only the dialect speculators states it.
-        policy:   weights of the policy. Only the dialect deepspec, which holds copies of two tables, needs them.
+        layout: None for the layout that --draft.path reads.
         """
         save_named_draft(directory, self.kind, params)
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeatureDraft(Draft):
+class FeatureDraft(Draft, ABC):
     """A draft that reads features of the policy and has files of its own: an EAGLE-3 head or a block draft.
 
     Attributes:
@@ -155,9 +162,9 @@ class FeatureDraft(Draft):
     def policy_width(self) -> int:
         return self.head.hidden_size
 
+    @abstractmethod
     def public_config(self, dialect: Dialect) -> dict[str, Any]:
         """Return the draft's `config.json` in this dialect. Raises ValueError if it cannot describe the draft."""
-        raise NotImplementedError
 
     def check_writable(self, dialect: Dialect | None = None) -> None:
         if dialect is not None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.schema import DraftConfig
 from launch.cli.errors import ConfigError
-from launch.setup.drafts.base import Draft, DraftContext, FeatureDraft, own_vocabulary, param_dtype
+from launch.setup.drafts.base import Draft, DraftContext, FeatureDraft, PublicLayout, own_vocabulary, param_dtype
 from launch.setup.drafts.saved_head import fit_head
 from launch.setup.policy import random_params
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
@@ -47,21 +47,16 @@ class BlockDraft(FeatureDraft):
     def public_config(self, dialect: Dialect) -> dict[str, Any]:
         return block_to_public(self.head, self.decoder.feature_layers, dialect, stated_policy(self.decoder))
 
-    def write(
-        self,
-        directory: Path,
-        params: PyTree,
-        dialect: Dialect | None = None,
-        verifier: str | None = None,
-        policy: PyTree = None,
-    ) -> None:
+    def write(self, directory: Path, params: PyTree, layout: PublicLayout | None = None) -> None:
         head = replace(self.head, param_dtype=param_dtype(params))
-        if dialect is None:
+        if layout is None:
             save_draft_checkpoint(directory, params, head, self.target_ids, self.decoder.feature_layers)
         else:
             saved = SavedDraft(head, params, self.target_ids, self.decoder.feature_layers)
-            tables = copies(policy_tables(self.decoder, policy), head.param_dtype) if dialect == "deepspec" else None
-            save_block(directory, saved, dialect, stated_policy(self.decoder, verifier), carried=tables)
+            tables = None
+            if layout.dialect == "deepspec":
+                tables = copies(policy_tables(self.decoder, layout.policy), head.param_dtype)
+            save_block(directory, saved, layout.dialect, stated_policy(self.decoder, layout.verifier), carried=tables)
 
 
 def build_block(context: DraftContext) -> Draft:

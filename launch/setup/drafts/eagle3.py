@@ -5,7 +5,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launch.setup.drafts.base import Draft, DraftContext, FeatureDraft, own_vocabulary, param_dtype, with_options
+from launch.setup.drafts.base import (
+    Draft,
+    DraftContext,
+    FeatureDraft,
+    PublicLayout,
+    own_vocabulary,
+    param_dtype,
+    with_options,
+)
 from launch.setup.drafts.saved_head import fit_head
 from launch.setup.policy import random_params
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
@@ -57,21 +65,14 @@ class Eagle3Draft(FeatureDraft):
     def public_config(self, dialect: Dialect) -> dict[str, Any]:
         return config_to_public(self.head, self.decoder.feature_layers, dialect)
 
-    def write(
-        self,
-        directory: Path,
-        params: PyTree,
-        dialect: Dialect | None = None,
-        verifier: str | None = None,
-        policy: PyTree = None,
-    ) -> None:
+    def write(self, directory: Path, params: PyTree, layout: PublicLayout | None = None) -> None:
         # Some engines end the rotary embedding at the head's max_positions, and would reject all drafts beyond it.
         head = replace(self.head, max_positions=self.decoder.max_positions, param_dtype=param_dtype(params))
-        if dialect is None:
+        if layout is None:
             save_draft_checkpoint(directory, params, head, self.target_ids, self.decoder.feature_layers)
         else:
             saved = SavedDraft(head, params, self.target_ids, self.decoder.feature_layers)
-            save_eagle3(directory, saved, dialect, verifier=verifier, policy=self.decoder)
+            save_eagle3(directory, saved, layout.dialect, verifier=layout.verifier, policy=self.decoder)
 
 
 def build_eagle3(context: DraftContext) -> Draft:

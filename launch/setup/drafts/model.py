@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from launch.cli.errors import ConfigError
-from launch.setup.drafts.base import Draft, DraftContext
+from launch.setup.drafts.base import Draft, DraftContext, PublicLayout
 from launch.setup.policy import build_decoder, check_exportable, longest_sequence
 from models.config import DecoderConfig
 from models.decoder import make_policy
@@ -30,14 +30,7 @@ class ModelDraft(Draft):
         super().check_writable(dialect)
         check_exportable(self.decoder, f"draft.kind = {self.kind}: its network")
 
-    def write(
-        self,
-        directory: Path,
-        params: PyTree,
-        dialect: Dialect | None = None,
-        verifier: str | None = None,
-        policy: PyTree = None,
-    ) -> None:
+    def write(self, directory: Path, params: PyTree, layout: PublicLayout | None = None) -> None:
         save_policy(directory, params, self.decoder)
 
 
