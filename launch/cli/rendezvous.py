@@ -17,6 +17,8 @@ _RETRY_S = 0.5
 _MOST_BYTES = 5000
 # A process that fails by itself looks for the others, which start at the same time, no longer than this.
 _FAILED_WITHIN_S = 10.0
+# Once it is known that the job cannot start, process 0 waits no longer than this to tell those that call again.
+_REFUSED_WITHIN_S = 2.0
 # An ending run leaves the port within this time.
 _TAKEN_WITHIN_S = 60.0
 
@@ -48,7 +50,7 @@ def _meet(hosts: HostsConfig, within_s: float, failure: str = "") -> str:
 def _answer(port: int, count: int, within_s: float, failure: str) -> str:
     """Collect the calls. Answer each with the reason why the job cannot start, or "" if it can, and return it.
 
-    failure: the reason if this process is it. Then all others are waited for.
+    failure: the reason if this process is it.
     """
     deadline, callers = time.monotonic() + within_s, dict[int, socket.socket]()
     dual = socket.has_dualstack_ipv6()
@@ -59,22 +61,25 @@ def _answer(port: int, count: int, within_s: float, failure: str) -> str:
         except OSError as error:
             return f"process 0 cannot open the port: {error.strerror}"
         connections, refusal = list[socket.socket](), failure
-        while len(callers) < count - 1 and refusal == failure:
+        while len(callers) < count - 1:
             server.settimeout(max(deadline - time.monotonic(), 1e-3))
             try:
                 connections.append(stack.enter_context(server.accept()[0]))
             except TimeoutError:
                 missing = next(index for index in range(1, count) if index not in callers)
-                refusal = failure or f"process {missing} is missing after {within_s:.0f} s"
+                refusal = refusal or f"process {missing} is missing after {within_s:.0f} s"
                 break
             match _receive(connections[-1], _CALL_WITHIN_S):
                 case [int(index), int(its_count), str(its_failure)] if 0 < index < its_count:
+                    found = ""
                     if its_failure:
-                        refusal = failure or f"process {index} failed: {its_failure}"
+                        found = f"process {index} failed: {its_failure}"
                     elif its_count != count:
-                        refusal = f"process {index} has hosts.count = {its_count}, and process 0 has {count}"
+                        found = f"process {index} has hosts.count = {its_count}, and process 0 has {count}"
                     elif index in callers and not _hung_up(callers[index]):
-                        refusal = f"two processes have hosts.index = {index}"
+                        found = f"two processes have hosts.index = {index}"
+                    if found and not refusal:
+                        refusal, deadline = found, min(deadline, time.monotonic() + _REFUSED_WITHIN_S)
                     callers[index] = connections[-1]
         for connection in connections:
             with contextlib.suppress(OSError):

@@ -125,11 +125,15 @@ def test_a_missing_process_is_named_in_each(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_process_that_fails_before_the_job_begins_is_named_in_each(failing: int) -> None:
+    """Also in one that calls later."""
     port = free_port()
     hosts = f"--hosts.coordinator=localhost:{port} --hosts.count 3 --hosts.index {failing}"
     threading.Timer(0.5, fail, (2, "steps = x: must be INT", ["tiny", *hosts.split()])).start()
-    others = [(index, 3) for index in range(3) if index != failing]
-    assert call_all(*others, port=port) == [f"process {failing} failed: steps = x: must be INT"] * 2
+    early, late = [(index, 3) for index in range(3) if index != failing]
+    with ThreadPoolExecutor() as threads:
+        told = threads.submit(call_all, early, port=port)
+        time.sleep(1.0)
+        assert call_all(late, port=port) == told.result() == [f"process {failing} failed: steps = x: must be INT"]
 
 
 def test_a_process_too_many_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
