@@ -93,9 +93,11 @@ def round_of(
     return {**row, "written MB": written_bytes / 1e6, "compile s": seconds}, notes
 
 
-def rounds(preset: Preset, rows: int, context: int, lengths: list[int], device: NamedSharding) -> BenchSection:
-    """Count what rounds at each draft length hold."""
-    networks = functions(preset)
+def rounds(
+    preset: Preset, block: bool, rows: int, context: int, lengths: list[int], device: NamedSharding
+) -> BenchSection:
+    """Count what rounds at each draft length hold. block: with the block draft, not the EAGLE-3 head."""
+    networks = functions(preset, block)
 
     def initial_arrays() -> tuple[Params, Prompts]:
         key, numbers = jax.random.key(0), jnp.zeros(rows, jnp.int32)
@@ -145,6 +147,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--preset", choices=sorted(PRESETS), default="qwen3-8b", help="preset of benchmarks.bench")
     parser.add_argument("--layers", type=int, help="layers of the policy, at least 7; by default the preset's")
+    parser.add_argument("--block", action="store_true", help="with a five-layer DSpark, not an EAGLE-3 head")
     parser.add_argument("--batch", type=int, default=32, help="rows decoded together")
     parser.add_argument("--context", type=int, default=1024, help="cached positions per row")
     parser.add_argument("--draft-lengths", type=int, nargs="+", default=[0, 1, 3, 7], help="to compile")
@@ -165,7 +168,8 @@ def main() -> None:
     # Tracing uses the devices of the mesh that is set.
     with jax.set_mesh(mesh):
         device = NamedSharding(mesh, P())
-        results.add("rounds", rounds(preset, options.batch, options.context, options.draft_lengths, device))
+        shape = options.batch, options.context
+        results.add("rounds", rounds(preset, options.block, *shape, options.draft_lengths, device))
     if options.recipe is not None:
         results.add("step", step(options.recipe))
 
