@@ -25,7 +25,7 @@ def experiment() -> Experiment:
 
 
 @pytest.mark.parametrize("kind", DRAFT_LENGTH)
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("temperature", [1.0, pytest.param(0.7, marks=pytest.mark.slow)])
 def test_tokens_equal_the_recorded_ones(experiment: Experiment, kind: str, temperature: float):
     """Tokens are the same with every drafter, and must not change with the code."""
     networks, base = experiment.networks, experiment.config.rollout

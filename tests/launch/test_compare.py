@@ -121,7 +121,7 @@ def test_a_comparison_that_is_stopped_shows_the_steps_so_far():
     "options",
     [
         {"--rollout.draft-lengths": "0 2", "--lora.rank": "2"},
-        {"--asynchronous.lag": "1", "--rollout.draft-length": "2"},
+        pytest.param({"--asynchronous.lag": "1", "--rollout.draft-length": "2"}, marks=pytest.mark.slow),
     ],
 )
 def test_the_closing_comparison_times_new_steps_at_the_runs_lengths(options: Options, monkeypatch: pytest.MonkeyPatch):

@@ -138,6 +138,7 @@ def test_only_the_base_is_in_the_compute_dtype():
     assert params.base["embed"]["embedding"].dtype == "bfloat16"
 
 
+@pytest.mark.slow
 def test_a_base_in_8_bits_is_one_policy_in_rollout_and_training(tmp_path: Path):
     options = {"lora.base_dtype": "int8", "rollout.draft_length": 0, "rollout.draft_lengths": (0, 1)}
     config = override(CONFIG, {**options, "steps": 2, "checkpoint.every": 1, "out": str(tmp_path / "run")})

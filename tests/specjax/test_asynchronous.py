@@ -109,7 +109,13 @@ def adapted() -> Both:
     return Both(COUPLED, (1, 1, 1), (1, 1, 1), lora=True)
 
 
-@pytest.mark.parametrize("both, lag", [("single", 0), ("single", 1), ("single", 2), ("adapted", 0), ("adapted", 1)])
+@pytest.mark.parametrize(
+    "both, lag",
+    [
+        *(("single", lag) for lag in (0, 1, 2)),
+        *(pytest.param("adapted", lag, marks=pytest.mark.slow) for lag in (0, 1)),
+    ],
+)
 def test_rollouts_are_those_of_the_networks_some_updates_before(
     both: str, lag: int, request: pytest.FixtureRequest
 ) -> None:
