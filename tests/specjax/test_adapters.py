@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import Mesh
 
 from models.decoder import init_decoder
+from models.drafts.block import block_like, init_block, make_block
 from models.lora import LoraConfig, adapted_layers, init_adapters, with_scales
 from models.params import init_params, param_shardings
 from specjax.adapters import joined, merged
@@ -140,9 +141,14 @@ def test_merged_rollouts_are_of_the_merged_policy_and_their_gap_is_measured():
     assert 0 < float(metrics["rollout/logprob_gap_mean"]) < 1e-5
 
 
-def test_rollouts_with_adapters_are_those_of_plain_decoding_and_have_its_caches():
-    policy, drafter = networks()
-    proof = policy, drafter, adapted_params(mesh_of(), b_scale=0.3), make_prompts()
+@pytest.mark.parametrize("block", [pytest.param(False, marks=pytest.mark.slow), True], ids=["eagle3", "dspark"])
+def test_rollouts_with_adapters_are_those_of_plain_decoding_and_have_its_caches(block: bool):
+    (policy, drafter), params = networks(), adapted_params(mesh_of(), b_scale=0.3)
+    if block:
+        head = block_like(DECODER, CONFIG.rollout.draft_length, num_layers=1, markov_rank=3)
+        draft = init_params(partial(init_block, head), jax.random.key(2), mesh_of())
+        drafter, params = make_block(head, policy), replace(params, draft=draft)
+    proof = policy, drafter, params, make_prompts()
     config = replace(CONFIG.rollout, verifier="coupled")
     rollout = assert_same_rollout(*proof, config)
     assert np.sum(rollout.accepted) > 0 and len(assert_cache_consistent(*proof, config)) > 1

@@ -34,6 +34,8 @@ KINDS = {
     "trained": "eagle3",
     "random reduced": "eagle3 reduced",
     "trained mtp": "mtp",
+    "trained dflash": "dflash",
+    "random dspark reduced": "dspark reduced",
     "identical": "policy",
     "table": "table",
     "ngram": "ngram",
@@ -42,7 +44,7 @@ KINDS = {
     "random beside ngram": "either",
     "trained beside remembered": "either history",
 }
-COVERING = [("random beside ngram", None), ("random reduced", "int8")]
+COVERING = [("random beside ngram", None), ("random dspark reduced", "int8")]
 CASES = [
     pytest.param(draft, base, verifier, marks=() if (draft, base) in COVERING else pytest.mark.slow)
     for draft in KINDS
