@@ -83,6 +83,11 @@ class BlockConfig(LayerConfig):
             )
 
     @property
+    def kind(self) -> str:
+        """Return `draft.kind`: dspark with a Markov or confidence head, dflash without both."""
+        return "dspark" if self.markov_rank or self.enable_confidence_head else "dflash"
+
+    @property
     def own_head(self) -> bool:
         """Return whether the draft has a vocabulary head of its own."""
         return self.draft_vocab_size < self.vocab_size

@@ -100,13 +100,14 @@ def _to_zlab(config: BlockConfig, outputs: list[int], num_target_layers: int) ->
         raise ValueError(
             "feature_layers = 0, ..: zlab cannot express the input of layer 0; write speculators or deepspec"
         )
-    return {
+    fields = {
         "architectures": ["DFlashDraftModel"],
         "block_size": config.block_size + 1,
         "dflash_config": {"mask_token_id": config.mask_token_id, "target_layer_ids": outputs},
-        "is_causal": config.sliding_causal,
         "num_target_layers": num_target_layers,
     }
+    # z-lab and vLLM apply a stated value to every layer. By default, sliding layers are causal and full ones are not.
+    return fields if _is_causal(config) else fields | {"is_causal": False}
 
 
 def _to_deepspec(config: BlockConfig, outputs: list[int], num_target_layers: int) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def _to_speculators(
     config: BlockConfig, layers: tuple[int, ...], policy: StatedPolicy, layer: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return all fields. layer: fields of a decoder of such layers."""
-    kind = "dspark" if config.markov_rank or config.enable_confidence_head else "dflash"
+    kind = config.kind
     greedy = {"proposal_type": "greedy", "speculative_tokens": config.block_size}
     return {
         "architectures": ["DSparkSpeculator" if kind == "dspark" else "DFlashSpeculator"],
@@ -140,7 +141,8 @@ def _to_speculators(
         "draft_vocab_size": config.draft_vocab_size,
         "mask_token_id": config.mask_token_id,
         "sample_from_anchor": config.sample_from_anchor,
-        "sliding_window_non_causal": not config.sliding_causal,
+        # Without sliding layers, vLLM would take false to mean that the full ones are causal.
+        "sliding_window_non_causal": not _is_causal(config),
         "speculators_config": {
             "algorithm": kind,
             "default_proposal_method": "greedy",
@@ -154,6 +156,11 @@ def _to_speculators(
         "transformer_layer_config": layer,
         **(_heads_to_public(config) if kind == "dspark" else {}),
     }
+
+
+def _is_causal(config: BlockConfig) -> bool:
+    """Return whether some layers attend causally within the block."""
+    return config.sliding_window is not None and config.sliding_causal
 
 
 def _heads_to_public(config: BlockConfig) -> dict[str, Any]:
@@ -203,10 +210,10 @@ def _from_zlab(fields: Mapping[str, Any]) -> tuple[BlockConfig, tuple[int, ...]]
     for name in texts(fields, "architectures"):
         check("architectures", name, ("DFlashDraftModel",))
     slots = integer({**fields, **inner}, "block_size")
-    causal = inner.get("causal", fields.get("is_causal"))
+    causal = next((x for x in (fields.get("is_causal"), inner.get("causal")) if x is not None), None)
     layer = {name: x for name, x in fields.items() if name not in ("dflash_config", "block_size", "is_causal")}
     layer.pop("num_target_layers", None)
-    return _draft(
+    config, layers = _draft(
         layer,
         layer_ids(inner, "target_layer_ids", 1),
         block_size=slots - 1,
@@ -214,6 +221,10 @@ def _from_zlab(fields: Mapping[str, Any]) -> tuple[BlockConfig, tuple[int, ...]]
         mask_token_id=_token(inner, "mask_token_id"),
         sliding_causal=causal is None or boolean({"is_causal": causal}, "is_causal"),
     )
+    # A stated value is that of every layer.
+    if causal and None in config.windows:
+        raise ValueError("is_causal = true: must be false or absent with full_attention layers")
+    return config, layers
 
 
 def _from_deepspec(fields: Mapping[str, Any]) -> tuple[BlockConfig, tuple[int, ...]]:
@@ -244,15 +255,22 @@ def _draft(
         raise ValueError("target_layer_ids: missing; must list the policy's layers that the draft reads")
     layer = dict(layer)
     count, window = integer(layer, "num_hidden_layers"), layer.pop("sliding_window", None)
+    windows = layer.pop("use_sliding_window", None)
     kinds = texts(layer, "layer_types") or ["full_attention"] * count
     for kind in kinds:
         check("layer_types", kind, ("full_attention", "sliding_attention"))
     if len(kinds) != count:
         raise ValueError(f"layer_types = {show(kinds)}: must name num_hidden_layers = {count} layers")
     sliding = tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
+    if windows and not layer.get("layer_types"):
+        raise ValueError("layer_types: missing; must name the kind of each layer with use_sliding_window = true")
+    if sliding and windows is False:
+        raise ValueError("use_sliding_window = false: must be true or absent with sliding_attention layers")
     if sliding:
         window = integer({"sliding_window": window}, "sliding_window")
-    for name in ("architectures", "auto_map", "layer_types", "max_window_layers", "use_sliding_window"):
+    else:
+        options["sliding_causal"] = True
+    for name in ("architectures", "auto_map", "layer_types", "max_window_layers"):
         layer.pop(name, None)
     check("model_type", layer.get("model_type"), ("qwen3",))
     decoder = config_from_hf(layer, ())

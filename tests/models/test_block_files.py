@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from models.drafts.block import block_like, make_block
-from models.hf.block_dialects import StatedPolicy, block_to_public, stated_policy
+from models.hf.block_dialects import StatedPolicy, block_from_public, block_to_public, stated_policy
 from models.hf.block_files import load_block, read_block_config, save_block
 from models.hf.carried import check_copies, copies, policy_tables
 from models.hf.eagle3_dialects import Dialect
@@ -175,6 +175,34 @@ def test_a_draft_that_is_written_is_read_again_to_the_bit(tmp_path: Path, name: 
     assert found == {"deepspec": set(tables), "speculators": own, "zlab": set()}[dialect]
 
 
+@pytest.mark.parametrize(
+    "kinds, stated, causal, written",
+    [
+        ([FULL, SLIDING], {}, True, None),
+        ([FULL, SLIDING], {"is_causal": False}, False, False),
+        ([SLIDING, SLIDING], {"is_causal": True}, True, None),
+        # Engines read the field of the file before that of dflash_config.
+        ([SLIDING, SLIDING], {"is_causal": False, "causal": True}, False, False),
+        ([SLIDING, SLIDING], {"causal": False}, False, False),
+        ([FULL, FULL], {}, True, False),
+        ([FULL, FULL], {"is_causal": False}, True, False),
+    ],
+)
+def test_causality_is_read_and_written_as_engines_read_it(
+    kinds: list[str], stated: dict[str, bool], causal: bool, written: bool | None
+):
+    """z-lab and vLLM apply a stated value to every layer, and make sliding layers causal without one."""
+    inner = {"mask_token_id": MASK, "target_layer_ids": [0, 1]}
+    inner |= {name: x for name, x in stated.items() if name == "causal"}
+    fields = PUBLIC["zlab"].fields | {"layer_types": kinds, "dflash_config": inner}
+    config, layers = block_from_public(fields | {name: x for name, x in stated.items() if name == "is_causal"})
+    assert config.sliding_causal == causal
+    policy = StatedPolicy(num_layers=3)
+    assert block_to_public(config, layers, "zlab", policy).get("is_causal") == written
+    non_causal = block_to_public(config, layers, "speculators", policy)["sliding_window_non_causal"]
+    assert non_causal == (SLIDING not in kinds or not causal)
+
+
 def test_a_copy_of_another_policys_table_is_refused(tmp_path: Path):
     PUBLIC["deepspec"].write(tmp_path)
     tables = policy_tables(DECODER, WEIGHTS)
@@ -226,6 +254,9 @@ def test_a_draft_that_a_dialect_cannot_hold_is_refused(dialect: Dialect, changes
         ),
         ("zlab", {"model_type": "llama"}, 'model_type = "llama": must be "qwen3"'),
         ("zlab", {"layer_types": [FULL]}, "layer_types"),
+        ("zlab", {"is_causal": True}, "is_causal = true: must be false or absent with full_attention layers"),
+        ("zlab", {"use_sliding_window": False}, "use_sliding_window = false: must be true or absent"),
+        ("zlab", {"use_sliding_window": True, "layer_types": None}, "layer_types: missing"),
         ("speculators", {"markov_head_type": "rnn"}, 'markov_head_type = "rnn": must be "vanilla"'),
         ("speculators", {"draft_vocab_size": 18}, "draft_vocab_size = 18: must be at most 17"),
         ("speculators", {"speculators_model_type": "dflash2"}, "speculators_model_type"),

@@ -104,8 +104,7 @@ def fresh_block(draft: DraftConfig, policy: DecoderConfig, tokens: int) -> Block
     if tokens < policy.vocab_size:
         changes["mask_token_id"] = tokens
     if draft.kind == "dspark":
-        changes |= {"markov_rank": options.markov_rank, "enable_confidence_head": True}
-        changes["confidence_head_with_markov"] = True
+        changes |= dict(markov_rank=options.markov_rank, enable_confidence_head=True, confidence_head_with_markov=True)
     head = block_like(policy, options.block_size, sample_from_anchor=draft.kind == "dspark", **changes)
     head.check(policy)
     return head

@@ -123,6 +123,4 @@ def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, weight
 
 def kind_of(config: Head) -> str:
     """Return the draft.kind of a draft of this shape."""
-    if isinstance(config, Eagle3Config):
-        return "eagle3"
-    return "dspark" if config.markov_rank else "dflash"
+    return "eagle3" if isinstance(config, Eagle3Config) else config.kind
