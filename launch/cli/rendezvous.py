@@ -15,10 +15,8 @@ _CALL_WITHIN_S = 5.0
 _RETRY_S = 0.5
 # Of a line. A failure's letters may take 12 bytes each.
 _MOST_BYTES = 5000
-# A process that fails by itself looks for the others, which start at the same time, no longer than this.
+# Once a job cannot start, its processes look for one another, which start at the same time, no longer than this.
 _FAILED_WITHIN_S = 10.0
-# Once it is known that the job cannot start, process 0 waits no longer than this to tell those that call again.
-_REFUSED_WITHIN_S = 2.0
 # An ending run leaves the port within this time.
 _TAKEN_WITHIN_S = 60.0
 
@@ -48,9 +46,11 @@ def _meet(hosts: HostsConfig, within_s: float, failure: str = "") -> str:
 
 
 def _answer(port: int, count: int, within_s: float, failure: str) -> str:
-    """Collect the calls. Answer each with the reason why the job cannot start, or "" if it can, and return it.
+    """Answer each call with the reason why the job cannot start, or "" if it can, and return it.
 
-    failure: the reason if this process is it.
+    Callers wait until all have called, or the reason is known. Later ones are then told within `_FAILED_WITHIN_S`.
+
+    failure: why this process cannot start; "" if it can.
     """
     deadline, callers = time.monotonic() + within_s, dict[int, socket.socket]()
     dual = socket.has_dualstack_ipv6()
@@ -60,31 +60,38 @@ def _answer(port: int, count: int, within_s: float, failure: str) -> str:
             server = stack.enter_context(socket.create_server(("", port), family=family, dualstack_ipv6=dual))
         except OSError as error:
             return f"process 0 cannot open the port: {error.strerror}"
-        connections, refusal = list[socket.socket](), failure
+        waiting, refusal = list[socket.socket](), failure
         while len(callers) < count - 1:
             server.settimeout(max(deadline - time.monotonic(), 1e-3))
             try:
-                connections.append(stack.enter_context(server.accept()[0]))
+                waiting.append(stack.enter_context(server.accept()[0]))
             except TimeoutError:
                 missing = next(index for index in range(1, count) if index not in callers)
                 refusal = refusal or f"process {missing} is missing after {within_s:.0f} s"
                 break
-            match _receive(connections[-1], _CALL_WITHIN_S):
+            match _receive(waiting[-1], _CALL_WITHIN_S):
                 case [int(index), int(its_count), str(its_failure)] if 0 < index < its_count:
-                    found = ""
+                    fault = ""
                     if its_failure:
-                        found = f"process {index} failed: {its_failure}"
+                        fault = f"process {index} failed: {its_failure}"
                     elif its_count != count:
-                        found = f"process {index} has hosts.count = {its_count}, and process 0 has {count}"
+                        fault = f"process {index} has hosts.count = {its_count}, and process 0 has {count}"
                     elif index in callers and not _hung_up(callers[index]):
-                        found = f"two processes have hosts.index = {index}"
-                    if found and not refusal:
-                        refusal, deadline = found, min(deadline, time.monotonic() + _REFUSED_WITHIN_S)
-                    callers[index] = connections[-1]
-        for connection in connections:
-            with contextlib.suppress(OSError):
-                connection.sendall(_line(refusal))
+                        fault = f"two processes have hosts.index = {index}"
+                    callers[index] = waiting[-1]
+                    if fault and not refusal:
+                        refusal, deadline = fault, min(deadline, time.monotonic() + _FAILED_WITHIN_S)
+            if refusal:
+                _send(waiting, refusal)
+                waiting.clear()
+        _send(waiting, refusal)
     return refusal
+
+
+def _send(connections: list[socket.socket], refusal: str) -> None:
+    for connection in connections:
+        with contextlib.suppress(OSError):
+            connection.sendall(_line(refusal))
 
 
 def _call(address: tuple[str, int], hosts: HostsConfig, within_s: float, failure: str) -> str:

@@ -110,7 +110,8 @@ def test_all_processes_are_found() -> None:
     assert call_all((0, 3), (1, 3), (2, 3)) == [""] * 3
 
 
-def test_two_processes_of_one_index_are_refused_in_each() -> None:
+def test_two_processes_of_one_index_are_refused_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.cli.rendezvous._FAILED_WITHIN_S", 0.5)  # until when process 0 waits for process 2
     assert call_all((0, 3), (1, 3), (1, 3)) == ["two processes have hosts.index = 1"] * 3
 
 
