@@ -84,7 +84,7 @@ def draft_of(arm: str, config: RunConfig, args: KindsArgs) -> DraftConfig:
         return replace(draft, kind=kind, vocab_size=None)
     if kind in BLOCKS:
         head = replace(draft.head, num_layers=args.layers, block_size=args.draft_length, markov_rank=args.markov_rank)
-        return replace(draft, kind=kind, head=head, unroll=DraftConfig.unroll)
+        return replace(draft, kind=kind, head=head)
     return replace(draft, kind=kind)
 
 
@@ -106,7 +106,7 @@ def with_parameters(draft: DraftConfig, total: int, experiment: Experiment) -> D
 
 @dataclass(frozen=True)
 class Start:
-    """The state in which an arm starts. accepted: rates on held-out prompts by position; None of arms with a lookup."""
+    """The state in which an arm starts. accepted: rates on held-out prompts by position; None for arms with a lookup."""
 
     experiment: Experiment
     drafter: Drafter

@@ -159,12 +159,10 @@ class DraftConfig(Options):
             raise ValueError(f"kind = {self.kind}: must be one of {', '.join(DRAFT_KINDS)}, or package.module:name")
         if self.rollout_dtype is not None and self.kind not in (*HEADS, "mtp", "model"):
             raise ValueError(f"rollout_dtype = {self.rollout_dtype}: must be None with kind {self.kind}")
-        # Widths and `head` describe an EAGLE-3 head with random weights. Other kinds ignore them, so a recipe that sets
-        # them can run with any draft.
+        # Widths and `head` describe a draft with random weights, `unroll` how an EAGLE-3 head learns. Other kinds ignore
+        # them, so a recipe that sets them can run with any draft.
         if self.kind not in DRAFT_KINDS:
             return
-        if self.kind in BLOCKS and self.unroll != DraftConfig.unroll:
-            raise ValueError(f"unroll = {self.unroll}: must be {DraftConfig.unroll} with kind {self.kind}")
         if self.vocab_size is not None and (self.kind not in HEADS or self.path is not None):
             other = "path" if self.kind in HEADS else f"kind {self.kind}"
             raise ValueError(f"vocab_size = {self.vocab_size}: must be None with {other}")
