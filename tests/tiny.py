@@ -103,10 +103,11 @@ class World:
 
     @property
     def _blocks(self) -> dict[str, BlockConfig]:
+        dspark = dict(markov_rank=3, enable_confidence_head=True, confidence_head_with_markov=True)
         shapes: dict[str, dict[str, Any]] = {
             "dflash": dict(sample_from_anchor=False, mask_token_id=0),
-            "dspark": dict(markov_rank=3),
-            "dspark reduced": dict(markov_rank=3, draft_vocab_size=len(self._kept)),
+            "dspark": dspark,
+            "dspark reduced": dspark | dict(draft_vocab_size=len(self._kept)),
         }
         return {name: block_like(self.config, 4, num_layers=1, **shape) for name, shape in shapes.items()}
 

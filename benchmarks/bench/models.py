@@ -57,12 +57,15 @@ class Functions(NamedTuple):
     init_draft: Callable[[Key[Array, ""]], PyTree]
 
 
-def functions(preset: Preset, block: bool = False) -> Functions:
-    """Build a preset's decoder, and an EAGLE-3 head with the decoder's widths; block: its block draft instead."""
-    if block:
-        policy = make_policy(preset.block_decoder)
-        inits = partial(init_decoder, preset.block_decoder), partial(init_block, preset.block)
-        return Functions(policy, make_block(preset.block, policy), *inits)
+def block_functions(preset: Preset) -> Functions:
+    """Build the preset's decoder, with the features that its block draft reads, and that draft."""
+    policy = make_policy(preset.block_decoder)
+    inits = partial(init_decoder, preset.block_decoder), partial(init_block, preset.block)
+    return Functions(policy, make_block(preset.block, policy), *inits)
+
+
+def functions(preset: Preset) -> Functions:
+    """Build the networks of a preset: a decoder, and an EAGLE-3 head with the decoder's widths."""
     decoder, head = preset.decoder, preset.head
     policy = make_policy(decoder)
     ids = None if preset.draft_vocab is None else np.arange(preset.draft_vocab, dtype=np.int32)
@@ -102,7 +105,7 @@ def random_networks(preset: Preset) -> BenchNetworks:
 
 def with_block(networks: BenchNetworks, preset: Preset) -> BenchNetworks:
     """Return the same policy with the preset's block draft, of random weights, in place of the EAGLE-3 head."""
-    built = functions(preset, block=True)
+    built = block_functions(preset)
     draft = init_params(built.init_draft, jax.random.key(1), networks.mesh)
     return replace(
         networks,

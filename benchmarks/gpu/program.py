@@ -23,7 +23,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from benchmarks.bench.models import Functions, functions
+from benchmarks.bench.models import Functions, block_functions, functions
 from benchmarks.bench.presets import PRESETS, Preset
 from benchmarks.bench.report import BenchSection, Results, Row
 from launch.cli.recipes import load_recipe
@@ -94,10 +94,9 @@ def round_of(
 
 
 def rounds(
-    preset: Preset, block: bool, rows: int, context: int, lengths: list[int], device: NamedSharding
+    preset: Preset, networks: Functions, rows: int, context: int, lengths: list[int], device: NamedSharding
 ) -> BenchSection:
-    """Count what rounds at each draft length hold. block: with the block draft, not the EAGLE-3 head."""
-    networks = functions(preset, block)
+    """Count what rounds at each draft length hold."""
 
     def initial_arrays() -> tuple[Params, Prompts]:
         key, numbers = jax.random.key(0), jnp.zeros(rows, jnp.int32)
@@ -168,8 +167,9 @@ def main() -> None:
     # Tracing uses the devices of the mesh that is set.
     with jax.set_mesh(mesh):
         device = NamedSharding(mesh, P())
-        shape = options.batch, options.context
-        results.add("rounds", rounds(preset, options.block, *shape, options.draft_lengths, device))
+        networks = (block_functions if options.block else functions)(preset)
+        section = rounds(preset, networks, options.batch, options.context, options.draft_lengths, device)
+        results.add("rounds", section)
     if options.recipe is not None:
         results.add("step", step(options.recipe))
 

@@ -77,7 +77,10 @@ class BlockDrafter(FeatureDrafter):
 
     @property
     def stride(self) -> int:
-        """Return half the size of a block: each token is then drafted twice, about as costly as EAGLE-3's passes."""
+        """Return half the size of a block, so that each token is drafted twice.
+
+        That costs about as much as EAGLE-3's passes, and a draft learns as well from it as from every token.
+        """
         return max(self.head.size // 2, 1)
 
     def fill(self, params: Params, prompts: Prompts, features: Array, cache: Cache) -> Cache:
@@ -146,8 +149,9 @@ class BlockDrafter(FeatureDrafter):
     ) -> tuple[Float[Array, "B N K"], Float[Array, "B N K"]]:
         """Return divergence and overlap of each drafted position; 0 from the first token that does not count.
 
-        The block of the token at `place` begins after the token before it. Blocks are computed some at a time, so that
-        memory grows with the length of a row. Each drafted token is conditioned on the true tokens before it.
+        `anchors.place` are the first drafted tokens. The anchor of a block, in the sense of the papers, is the token
+        before. Blocks are computed some at a time, so that memory grows with the length of a row. Each drafted token is
+        conditioned on the true tokens before it.
         """
         head, rows, length = self.head, len(tokens), tokens.shape[1]
         target, law_of, chunk = laws(params.policy, output, law)
@@ -155,13 +159,12 @@ class BlockDrafter(FeatureDrafter):
         first, end = jnp.zeros(rows, jnp.int32), jnp.full(rows, length, jnp.int32)
         ahead = jnp.arange(head.size)[None, None]
 
-        def block(place: Array) -> tuple[Array, Array]:
-            count = place.shape[1]
+        def block(first_drafted: Array) -> tuple[Array, Array]:
+            anchor, count = first_drafted - 1, first_drafted.shape[1]
             cache = resize(context, count * head.slots)
-            anchor = tokens_at(tokens, place - 1)
-            states, _ = head.block(params, anchor, place - 1, head.size, cache, first, end)
+            states, _ = head.block(params, tokens_at(tokens, anchor), anchor, head.size, cache, first, end)
             states = states.reshape(rows, -1, states.shape[-1])
-            drafted = (place[:, :, None] + ahead).reshape(rows, -1)
+            drafted = (first_drafted[:, :, None] + ahead).reshape(rows, -1)
             logits, before = head.unembed(params, states), tokens_at(tokens, drafted - 1)
             if head.follow is not None:
                 logits += head.follow(params, before)

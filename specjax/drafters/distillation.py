@@ -52,7 +52,7 @@ def acceptance(log_p: Float[Array, "B T Vd"], log_q: Float[Array, "B T Vd"]) -> 
 
 
 def binary_cross_entropy(target: Float[Array, "B N"], logits: Float[Array, "B N"]) -> Float[Array, "B N"]:
-    """Return the cross entropy of a probability and that of the logits, differentiable in the logits."""
+    """Return the binary cross-entropy of sigmoid(logits) with the probability `target`, which gets no gradient."""
     logits = logits.astype(jnp.float32)
     return jax.nn.softplus(logits) - jax.lax.stop_gradient(target) * logits
 

@@ -55,6 +55,14 @@ def test_a_row_for_every_draft_length_and_a_line_for_all_logits(monkeypatch: pyt
         assert any(re.match(of_logits, note) for note in section["notes"])
 
 
+def test_a_block_draft_has_one_forward_at_any_draft_length(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Of which the vocabulary head is a part; the Markov head is applied once for each token."""
+    section = reported("1 3 --block", monkeypatch, tmp_path)
+    for k, tokens in ((1, 3), (3, 9)):
+        of_head = [x for x in section["notes"] if x.startswith(f"k = {k}, ") and "draft/Decoder.unembed" in x]
+        assert len(of_head) == 1 and f"f32[{tokens},256]" in of_head[0], of_head
+
+
 def test_a_loop_within_a_round_is_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """XLA may add loops of its own on a CPU, depending on the version of jax."""
     (before,) = reported("0", monkeypatch, tmp_path)["rows"]

@@ -18,9 +18,11 @@ from specjax.drafters import BlockDrafter, Proposal
 from specjax.drafters.base import Anchors
 from specjax.drafters.head import HeadState
 from specjax.sampling import SamplingLaw
+from specjax.testing.hlo import Program
 from specjax.types import Params, PolicyOutput, Prompts, PyTree
 from tests.models.block_reference import BlockShape, block_logits
 from tests.models.eagle3_reference import Weights
+from tests.whole_rows import squares
 
 K, VOCAB, WIDTH = 3, 17, 12
 LAW = SamplingLaw(temperature=0.8)
@@ -193,7 +195,10 @@ def test_rounds_draft_from_true_features_alone(draft: Draft):
 
 @pytest.mark.parametrize("name, further", [("dflash", 0), ("dspark", 1)])
 def test_a_round_has_one_pass_for_any_number_of_tokens(name: str, further: int, monkeypatch: pytest.MonkeyPatch):
-    """Products of its program do not grow with the draft length, but for one of the Markov head for each token."""
+    """The longest chain of products in its program does not grow with the draft length, nor does their number.
+
+    A Markov head adds one for each token.
+    """
     # The kernels of CPUs multiply few queries one at a time.
     monkeypatch.setenv("SPECJAX_KERNELS", "plain")
     draft = random_draft(name)
@@ -201,11 +206,24 @@ def test_a_round_has_one_pass_for_any_number_of_tokens(name: str, further: int, 
     features = jnp.zeros((2, 3, draft.config.feature_size))
     state = jax.eval_shape(lambda: draft.drafter.start(draft.params, prompts, features, K + 1))
 
-    def products(k: int) -> int:
+    def products(k: int) -> tuple[int, int]:
         run = jax.jit(lambda params, state, gumbel: draft.drafter.propose(params, state, gumbel, LAW))
-        return run.lower(draft.params, state, jnp.zeros((2, k, VOCAB))).as_text().count("stablehlo.dot_general")
+        program = Program(run.lower(draft.params, state, jnp.zeros((2, k, VOCAB))).compile().as_text())
 
-    assert products(3) - products(1) == 2 * further and products(1) > 10
+        def longest(computation: str) -> int:
+            chains = dict[str, int]()
+            for line in program.computations[computation]:
+                before = max((chains[name] for name in line.references if name in chains), default=0)
+                called = [longest(name) for name in line.references if name in program.computations]
+                assert line.opcode != "while" or not any(called), "a loop would hide a chain"
+                chains[line.name] = before + max(called, default=0) + (line.opcode == "dot")
+            return max(chains.values(), default=0)
+
+        lines = [line for lines in program.computations.values() for line in lines]
+        return sum(line.opcode == "dot" for line in lines), max(map(longest, program.computations))
+
+    one, three = products(1), products(3)
+    assert three == (one[0] + 2 * further, one[1] + 2 * further) and 10 < one[1] < one[0]
 
 
 def test_a_confidence_head_changes_no_draft():
@@ -295,3 +313,20 @@ def test_loss_and_gradient(draft: Draft, anchored: bool, monkeypatch: pytest.Mon
     slope = sum(float(np.sum(a * b)) for a, b in zip(*map(jax.tree.leaves, (gradient.draft, direction)), strict=True))
     np.testing.assert_allclose(slope, (ends[0] - ends[1]) / (2 * step), rtol=1e-3)
     assert not any(np.any(x) for x in jax.tree.leaves(gradient.policy))
+
+
+def test_memory_of_the_loss_grows_with_the_length_of_rows():
+    """Four times the length takes about four times the memory, and no array has two axes of the length."""
+    draft, memory = random_draft("dspark"), list[int]()
+    anchors = Anchors(jnp.arange(2, 34)[None], jnp.ones((1, 32)))
+    for length in (512, 2048):
+
+        def loss(params: PyTree, tokens: jax.Array, output: PolicyOutput, mask: jax.Array) -> jax.Array:
+            return draft.drafter.loss(replace(draft.params, draft=params), tokens, output, mask, LAW, anchors).loss
+
+        floats = [jnp.zeros((1, length, size)) for size in (VOCAB, draft.config.feature_size, WIDTH)]
+        args = jnp.zeros((1, length), jnp.int32), PolicyOutput(*floats, None), jnp.ones((1, length), bool)
+        compiled = jax.jit(jax.grad(loss)).lower(draft.params.draft, *args).compile()
+        assert not squares(compiled.as_text(), length)
+        memory.append(compiled.memory_analysis().temp_size_in_bytes)
+    assert memory[1] < 5 * memory[0], memory

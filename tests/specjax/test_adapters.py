@@ -145,7 +145,8 @@ def test_merged_rollouts_are_of_the_merged_policy_and_their_gap_is_measured():
 def test_rollouts_with_adapters_are_those_of_plain_decoding_and_have_its_caches(block: bool):
     (policy, drafter), params = networks(), adapted_params(mesh_of(), b_scale=0.3)
     if block:
-        head = block_like(DECODER, CONFIG.rollout.draft_length, num_layers=1, markov_rank=3)
+        heads = dict(markov_rank=3, enable_confidence_head=True, confidence_head_with_markov=True)
+        head = block_like(DECODER, CONFIG.rollout.draft_length, num_layers=1, **heads)
         draft = init_params(partial(init_block, head), jax.random.key(2), mesh_of())
         drafter, params = make_block(head, policy), replace(params, draft=draft)
     proof = policy, drafter, params, make_prompts()

@@ -1,6 +1,7 @@
 """One step on several meshes: the same tokens and gradients, no collectives between data shards, and the probe step."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,14 +9,17 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+from models.drafts.block import block_like, init_block, make_block
+from models.params import abstract_params, param_shardings
 from specjax.keys import seed_step
 from specjax.parallel.mesh import batch_shards
 from specjax.rewards import RewardFn, host_reward
-from specjax.rollout.generate import per_shard, place
+from specjax.rollout.generate import make_generate, per_shard, place
 from specjax.rollout.plan import lay_out
 from specjax.rollout.speculative import speculative_rollout
 from specjax.testing.hlo import Program, collectives, within_shard
 from specjax.train.config import TrainConfig
+from specjax.train.gradients import accumulate
 from specjax.train.loss import LossConfig
 from specjax.train.metrics import Metrics
 from specjax.train.stages import Stages
@@ -30,11 +34,13 @@ from tests.specjax.training import (
     DECODER,
     GROUP,
     count_fives,
+    host_copy,
     last_gradients,
     make_prompts,
     mesh_of,
     networks,
     params_on,
+    ragged_batch,
     relative_gap,
     state_on,
 )
@@ -115,6 +121,25 @@ def test_every_mesh_has_the_same_tokens_and_gradients_of_adapters(shape, stepped
     assert_same_rollout(got.rollout, expected.rollout)
     assert got.metrics["rollout/acceptance_length"] > 1
     assert_same_gradients(got, expected)
+
+
+def test_a_mesh_drafts_and_teaches_a_block_draft_as_one_device_does() -> None:
+    """Its Markov tables are split over `tensor`."""
+    heads = dict(markov_rank=4, enable_confidence_head=True, confidence_head_with_markov=True)
+    config = block_like(DECODER, CONFIG.rollout.draft_length, num_layers=1, **heads)
+    init, drafter, rng = partial(init_block, config), make_block(config, POLICY), np.random.default_rng(3)
+    values = jax.tree.map(lambda x: np.float32(0.3 * rng.standard_normal(x.shape)), abstract_params(init))
+    rollouts, gradients, batch = list[Rollout](), list[Params](), ragged_batch(8, 26)
+    for mesh in (mesh_of(), mesh_of(1, 2, 2)):
+        params = replace(params_on(mesh), draft=jax.device_put(values, param_shardings(init, mesh)))
+        generate = make_generate(POLICY, drafter, replace(CONFIG.rollout, verifier="coupled"), mesh)
+        rollouts.append(generate(params, make_prompts(), seed_step(7, 0)))
+        context = replace(Stages(POLICY, drafter, count_fives, CONFIG, mesh).loss_context, anchors=0)
+        with jax.set_mesh(mesh):
+            gradients.append(host_copy(jax.jit(partial(accumulate, context))(params, batch)[0]))
+    assert_same_rollout(rollouts[1], rollouts[0])
+    assert np.sum(rollouts[0].accepted) > 0
+    assert relative_gap(gradients[1].draft, gradients[0].draft) < 1e-5
 
 
 @pytest.mark.parametrize("shape", SHARDED)
