@@ -106,7 +106,7 @@ def with_parameters(draft: DraftConfig, total: int, experiment: Experiment) -> D
 
 @dataclass(frozen=True)
 class Start:
-    """The state in which an arm starts. accepted: rates on held-out prompts by position; None for arms with a lookup."""
+    """The state in which an arm starts. accepted: rates on held-out prompts by position, None with a lookup."""
 
     experiment: Experiment
     drafter: Drafter

@@ -159,8 +159,8 @@ class DraftConfig(Options):
             raise ValueError(f"kind = {self.kind}: must be one of {', '.join(DRAFT_KINDS)}, or package.module:name")
         if self.rollout_dtype is not None and self.kind not in (*HEADS, "mtp", "model"):
             raise ValueError(f"rollout_dtype = {self.rollout_dtype}: must be None with kind {self.kind}")
-        # Widths and `head` describe a draft with random weights, `unroll` how an EAGLE-3 head learns. Other kinds ignore
-        # them, so a recipe that sets them can run with any draft.
+        # Widths and `head` describe a draft with random weights, `unroll` how EAGLE-3 learns. Other kinds ignore them:
+        # a recipe that sets them can run with any draft.
         if self.kind not in DRAFT_KINDS:
             return
         if self.vocab_size is not None and (self.kind not in HEADS or self.path is not None):

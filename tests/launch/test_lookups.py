@@ -98,8 +98,9 @@ def test_a_small_model_of_no_known_family_cannot_be_written(drawn: Networks, mon
 def test_combinations_that_make_no_sense_are_refused(make: Callable[[], object], message: str):
     with refuses(message, (ValueError, ConfigError)):
         make()
-    # A recipe with a draft's width and unroll may also run without a draft.
-    assert DraftConfig(kind="none", intermediate_size=192, unroll=4).kind == "none"
+    # A recipe with a draft's width and unroll may also run with another one, or without.
+    for kind in ("none", "dspark"):
+        assert DraftConfig(kind=kind, intermediate_size=192, unroll=4).kind == kind
 
 
 def test_prompts_that_are_held_out_see_no_memory(monkeypatch: pytest.MonkeyPatch):
