@@ -56,7 +56,7 @@ def test_a_row_for_every_draft_length_and_a_line_for_all_logits(monkeypatch: pyt
 
 
 def test_a_block_draft_has_one_forward_at_any_draft_length(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Of which the vocabulary head is a part; the Markov head is applied once for each token."""
+    """The vocabulary head is applied once, to all tokens."""
     section = reported("1 3 --block", monkeypatch, tmp_path)
     for k, tokens in ((1, 3), (3, 9)):
         of_head = [x for x in section["notes"] if x.startswith(f"k = {k}, ") and "draft/Decoder.unembed" in x]
