@@ -26,8 +26,8 @@ class ModelConfig(Options):
         family:         Builder of your own policy, as package.module:name. None: a built-in family, which the
                         checkpoint names.
         architecture:   Network with random weights; used if path is None.
-        feature_layers: Layers whose input an EAGLE-3 draft reads, counted from 0. Empty: those of the draft's
-                        checkpoint, else 2, L/2 and L-3 of L layers (at least 7), as in the paper.
+        feature_layers: Layers whose input the draft reads, counted from 0. Empty: those of the draft's checkpoint,
+                        else 2, L/2 and L-3 of L layers (at least 7) for EAGLE-3, five of them for a block draft.
         dtype:          Dtype of the computation.
         param_dtype:    Dtype of the master weights.
         rollout_dtype:  int8 or fp8: the rollout samples from a copy with kernels in 8 bits, another law than the one
@@ -159,8 +159,8 @@ class DraftConfig(Options):
             raise ValueError(f"kind = {self.kind}: must be one of {', '.join(DRAFT_KINDS)}, or package.module:name")
         if self.rollout_dtype is not None and self.kind not in (*HEADS, "mtp", "model"):
             raise ValueError(f"rollout_dtype = {self.rollout_dtype}: must be None with kind {self.kind}")
-        # Widths and `head` describe a draft with random weights, `unroll` how EAGLE-3 learns. Other kinds ignore them:
-        # a recipe that sets them can run with any draft.
+        # Widths and `head` describe a draft with random weights, `unroll` how EAGLE-3 and MTP heads learn. Lookups and
+        # block drafts ignore what is not theirs, so that a recipe can run with any of them.
         if self.kind not in DRAFT_KINDS:
             return
         if self.vocab_size is not None and (self.kind not in HEADS or self.path is not None):

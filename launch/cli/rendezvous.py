@@ -15,7 +15,7 @@ _CALL_WITHIN_S = 5.0
 _RETRY_S = 0.5
 # Of a line. A failure's letters may take 12 bytes each.
 _MOST_BYTES = 5000
-# Once a job cannot start, its processes look for one another, which start at the same time, no longer than this.
+# Once a job cannot start, process 0 answers late callers, and a failed process calls process 0, for this long.
 _FAILED_WITHIN_S = 10.0
 # An ending run leaves the port within this time.
 _TAKEN_WITHIN_S = 60.0
@@ -32,7 +32,7 @@ def wait_for_all(hosts: HostsConfig, within_s: float) -> None:
 
 
 def tell_failure(hosts: HostsConfig, message: str) -> None:
-    """Tell the processes of a job that has not begun that this one has failed. Those that start later wait in vain."""
+    """Tell the processes of a job that has not begun that this one has failed. Those that start much later wait."""
     _meet(hosts, _FAILED_WITHIN_S, message)
 
 
@@ -60,25 +60,26 @@ def _answer(port: int, count: int, within_s: float, failure: str) -> str:
             server = stack.enter_context(socket.create_server(("", port), family=family, dualstack_ipv6=dual))
         except OSError as error:
             return f"process 0 cannot open the port: {error.strerror}"
-        waiting, refusal = list[socket.socket](), failure
-        while len(callers) < count - 1:
+        waiting, refusal, most = list[socket.socket](), failure, count
+        while missing := next((index for index in range(1, most) if index not in callers), 0):
             server.settimeout(max(deadline - time.monotonic(), 1e-3))
             try:
-                waiting.append(stack.enter_context(server.accept()[0]))
+                caller = stack.enter_context(server.accept()[0])
             except TimeoutError:
-                missing = next(index for index in range(1, count) if index not in callers)
                 refusal = refusal or f"process {missing} is missing after {within_s:.0f} s"
                 break
-            match _receive(waiting[-1], _CALL_WITHIN_S):
+            waiting.append(caller)
+            match _receive(caller, _CALL_WITHIN_S):
                 case [int(index), int(its_count), str(its_failure)] if 0 < index < its_count:
                     fault = ""
                     if its_failure:
                         fault = f"process {index} failed: {its_failure}"
                     elif its_count != count:
                         fault = f"process {index} has hosts.count = {its_count}, and process 0 has {count}"
+                        most = max(most, its_count)
                     elif index in callers and not _hung_up(callers[index]):
                         fault = f"two processes have hosts.index = {index}"
-                    callers[index] = waiting[-1]
+                    callers[index] = caller
                     if fault and not refusal:
                         refusal, deadline = fault, min(deadline, time.monotonic() + _FAILED_WITHIN_S)
             if refusal:

@@ -141,7 +141,7 @@ def _to_speculators(
         "draft_vocab_size": config.draft_vocab_size,
         "mask_token_id": config.mask_token_id,
         "sample_from_anchor": config.sample_from_anchor,
-        # Without sliding layers, vLLM would take false to mean that the full ones are causal.
+        # Versions of vLLM take false for full layers too.
         "sliding_window_non_causal": not _is_causal(config),
         "speculators_config": {
             "algorithm": kind,
@@ -210,7 +210,9 @@ def _from_zlab(fields: Mapping[str, Any]) -> tuple[BlockConfig, tuple[int, ...]]
     for name in texts(fields, "architectures"):
         check("architectures", name, ("DFlashDraftModel",))
     slots = integer({**fields, **inner}, "block_size")
-    causal = next((x for x in (fields.get("is_causal"), inner.get("causal")) if x is not None), None)
+    stated = {"is_causal": fields.get("is_causal"), "dflash_config.causal": inner.get("causal")}
+    name = next((name for name, value in stated.items() if value is not None), None)
+    causal = None if name is None else boolean(stated, name)
     layer = {name: x for name, x in fields.items() if name not in ("dflash_config", "block_size", "is_causal")}
     layer.pop("num_target_layers", None)
     config, layers = _draft(
@@ -219,11 +221,11 @@ def _from_zlab(fields: Mapping[str, Any]) -> tuple[BlockConfig, tuple[int, ...]]
         block_size=slots - 1,
         sample_from_anchor=False,
         mask_token_id=_token(inner, "mask_token_id"),
-        sliding_causal=causal is None or boolean({"is_causal": causal}, "is_causal"),
+        sliding_causal=causal is not False,
     )
     # A stated value is that of every layer.
     if causal and None in config.windows:
-        raise ValueError("is_causal = true: must be false or absent with full_attention layers")
+        raise ValueError(f"{name} = true: must be false or absent with full_attention layers")
     return config, layers
 
 
@@ -255,7 +257,8 @@ def _draft(
         raise ValueError("target_layer_ids: missing; must list the policy's layers that the draft reads")
     layer = dict(layer)
     count, window = integer(layer, "num_hidden_layers"), layer.pop("sliding_window", None)
-    windows = layer.pop("use_sliding_window", None)
+    # transformers drops the window of a file without this switch.
+    windows = boolean(layer, "use_sliding_window")
     kinds = texts(layer, "layer_types") or ["full_attention"] * count
     for kind in kinds:
         check("layer_types", kind, ("full_attention", "sliding_attention"))
@@ -264,13 +267,13 @@ def _draft(
     sliding = tuple(i for i, kind in enumerate(kinds) if kind == "sliding_attention")
     if windows and not layer.get("layer_types"):
         raise ValueError("layer_types: missing; must name the kind of each layer with use_sliding_window = true")
-    if sliding and windows is False:
-        raise ValueError("use_sliding_window = false: must be true or absent with sliding_attention layers")
+    if sliding and not windows:
+        raise ValueError("use_sliding_window = false: must be true with sliding_attention layers")
     if sliding:
         window = integer({"sliding_window": window}, "sliding_window")
     else:
         options["sliding_causal"] = True
-    for name in ("architectures", "auto_map", "layer_types", "max_window_layers"):
+    for name in ("architectures", "auto_map", "layer_types", "max_window_layers", "use_sliding_window"):
         layer.pop(name, None)
     check("model_type", layer.get("model_type"), ("qwen3",))
     decoder = config_from_hf(layer, ())

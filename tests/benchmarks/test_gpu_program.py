@@ -37,10 +37,10 @@ from specjax.types import Params, PolicyOutput, Prompts, PyTree, Rollout
 from tests.whole_rows import squares, training_program
 
 
-def reported(draft_lengths: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+def reported(draft_lengths: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *further: str) -> dict[str, Any]:
     """Return the report's section on rounds, for each draft length."""
     options = f"--preset tiny --batch 3 --context 16 --draft-lengths {draft_lengths} --json {tmp_path / 'x.json'}"
-    monkeypatch.setattr("sys.argv", ["program", *options.split()])
+    monkeypatch.setattr("sys.argv", ["program", *options.split(), *further])
     program.main()
     return json.loads((tmp_path / "x.json").read_text())["sections"]["rounds"]
 
@@ -55,9 +55,10 @@ def test_a_row_for_every_draft_length_and_a_line_for_all_logits(monkeypatch: pyt
         assert any(re.match(of_logits, note) for note in section["notes"])
 
 
-def test_a_block_draft_has_one_forward_at_any_draft_length(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """The vocabulary head is applied once, to all tokens."""
-    section = reported("1 3 --block", monkeypatch, tmp_path)
+def test_a_block_draft_applies_the_vocabulary_head_once_at_any_draft_length(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    section = reported("1 3", monkeypatch, tmp_path, "--block")
     for k, tokens in ((1, 3), (3, 9)):
         of_head = [x for x in section["notes"] if x.startswith(f"k = {k}, ") and "draft/Decoder.unembed" in x]
         assert len(of_head) == 1 and f"f32[{tokens},256]" in of_head[0], of_head

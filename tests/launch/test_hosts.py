@@ -115,8 +115,11 @@ def test_two_processes_of_one_index_are_refused_in_each(monkeypatch: pytest.Monk
     assert call_all((0, 3), (1, 3), (1, 3)) == ["two processes have hosts.index = 1"] * 3
 
 
-def test_different_counts_are_refused_in_each() -> None:
-    assert call_all((0, 2), (2, 3)) == ["process 2 has hosts.count = 3, and process 0 has 2"] * 2
+def test_different_counts_are_refused_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there are more processes than process 0 knows of."""
+    monkeypatch.setattr("launch.cli.rendezvous._FAILED_WITHIN_S", 2.0)
+    refusals = call_all((0, 2), (1, 3), (2, 3))
+    assert refusals == [refusals[0]] * 3 and refusals[0].endswith("has hosts.count = 3, and process 0 has 2")
 
 
 def test_a_missing_process_is_named_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,14 +129,15 @@ def test_a_missing_process_is_named_in_each(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_process_that_fails_before_the_job_begins_is_named_in_each(failing: int) -> None:
-    """Also in one that calls later."""
+    """Those that wait are told at once. Process 0 waits for one that calls later."""
     port = free_port()
     hosts = f"--hosts.coordinator=localhost:{port} --hosts.count 3 --hosts.index {failing}"
     threading.Timer(0.5, fail, (2, "steps = x: must be INT", ["tiny", *hosts.split()])).start()
     early, late = [(index, 3) for index in range(3) if index != failing]
     with ThreadPoolExecutor() as threads:
         told = threads.submit(call_all, early, port=port)
-        time.sleep(1.0)
+        time.sleep(3.0)
+        assert told.done() == (failing == 0)
         assert call_all(late, port=port) == told.result() == [f"process {failing} failed: steps = x: must be INT"]
 
 

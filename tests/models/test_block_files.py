@@ -91,7 +91,8 @@ PUBLIC = {
     "zlab": Public(
         LAYER
         | dict(architectures=["DFlashDraftModel"], block_size=4, num_target_layers=3, layer_types=[FULL, SLIDING])
-        | dict(sliding_window=3, dflash_config=dict(mask_token_id=MASK, target_layer_ids=[0, 1]), dtype="float32"),
+        | dict(use_sliding_window=True, sliding_window=3)
+        | dict(dflash_config=dict(mask_token_id=MASK, target_layer_ids=[0, 1]), dtype="float32"),
         drafted=3,
         from_anchor=False,
         windows=(None, 3),
@@ -175,32 +176,38 @@ def test_a_draft_that_is_written_is_read_again_to_the_bit(tmp_path: Path, name: 
     assert found == {"deepspec": set(tables), "speculators": own, "zlab": set()}[dialect]
 
 
+def causal_layers(fields: dict[str, Any], kinds: list[str]) -> list[bool]:
+    """Return which layers z-lab and vLLM make causal within the block: a stated value is that of every layer."""
+    for value in (fields.get("is_causal"), fields["dflash_config"].get("causal")):
+        if value is not None:
+            return [value] * len(kinds)
+    return [kind == SLIDING for kind in kinds]
+
+
 @pytest.mark.parametrize(
-    "kinds, stated, causal, written",
+    "kinds, stated",
     [
-        ([FULL, SLIDING], {}, True, None),
-        ([FULL, SLIDING], {"is_causal": False}, False, False),
-        ([SLIDING, SLIDING], {"is_causal": True}, True, None),
-        # Engines read the field of the file before that of dflash_config.
-        ([SLIDING, SLIDING], {"is_causal": False, "causal": True}, False, False),
-        ([SLIDING, SLIDING], {"causal": False}, False, False),
-        ([FULL, FULL], {}, True, False),
-        ([FULL, FULL], {"is_causal": False}, True, False),
+        ([FULL, SLIDING], {}),
+        ([FULL, SLIDING], {"is_causal": False}),
+        ([SLIDING, SLIDING], {"is_causal": True}),
+        ([SLIDING, SLIDING], {"is_causal": False, "causal": True}),
+        ([SLIDING, SLIDING], {"causal": False}),
+        ([FULL, FULL], {}),
+        ([FULL, FULL], {"is_causal": False}),
     ],
 )
-def test_causality_is_read_and_written_as_engines_read_it(
-    kinds: list[str], stated: dict[str, bool], causal: bool, written: bool | None
-):
-    """z-lab and vLLM apply a stated value to every layer, and make sliding layers causal without one."""
+def test_causality_is_read_and_written_as_engines_read_it(kinds: list[str], stated: dict[str, bool]):
     inner = {"mask_token_id": MASK, "target_layer_ids": [0, 1]}
     inner |= {name: x for name, x in stated.items() if name == "causal"}
     fields = PUBLIC["zlab"].fields | {"layer_types": kinds, "dflash_config": inner}
-    config, layers = block_from_public(fields | {name: x for name, x in stated.items() if name == "is_causal"})
-    assert config.sliding_causal == causal
-    policy = StatedPolicy(num_layers=3)
-    assert block_to_public(config, layers, "zlab", policy).get("is_causal") == written
-    non_causal = block_to_public(config, layers, "speculators", policy)["sliding_window_non_causal"]
-    assert non_causal == (SLIDING not in kinds or not causal)
+    fields |= {name: x for name, x in stated.items() if name == "is_causal"}
+    config, layers = block_from_public(fields)
+    expected = [window is not None and config.sliding_causal for window in config.windows]
+    written = block_to_public(config, layers, "zlab", StatedPolicy(num_layers=3))
+    assert causal_layers(fields, kinds) == causal_layers(written, kinds) == expected
+    speculators = block_to_public(config, layers, "speculators", StatedPolicy())
+    assert speculators["sliding_window_non_causal"] != any(expected)
+    assert block_from_public(speculators)[0].sliding_causal == config.sliding_causal
 
 
 def test_a_copy_of_another_policys_table_is_refused(tmp_path: Path):
@@ -255,8 +262,18 @@ def test_a_draft_that_a_dialect_cannot_hold_is_refused(dialect: Dialect, changes
         ("zlab", {"model_type": "llama"}, 'model_type = "llama": must be "qwen3"'),
         ("zlab", {"layer_types": [FULL]}, "layer_types"),
         ("zlab", {"is_causal": True}, "is_causal = true: must be false or absent with full_attention layers"),
-        ("zlab", {"use_sliding_window": False}, "use_sliding_window = false: must be true or absent"),
-        ("zlab", {"use_sliding_window": True, "layer_types": None}, "layer_types: missing"),
+        (
+            "zlab",
+            {"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0], "causal": True}},
+            "dflash_config.causal = true: must be false or absent with full_attention layers",
+        ),
+        (
+            "zlab",
+            {"use_sliding_window": False},
+            "use_sliding_window = false: must be true with sliding_attention layers",
+        ),
+        ("zlab", {"use_sliding_window": "no"}, 'use_sliding_window = "no"'),
+        ("zlab", {"layer_types": None}, "layer_types: missing"),
         ("speculators", {"markov_head_type": "rnn"}, 'markov_head_type = "rnn": must be "vanilla"'),
         ("speculators", {"draft_vocab_size": 18}, "draft_vocab_size = 18: must be at most 17"),
         ("speculators", {"speculators_model_type": "dflash2"}, "speculators_model_type"),
