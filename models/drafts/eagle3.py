@@ -68,6 +68,11 @@ class Eagle3Config(LayerConfig):
                 f"feature_size = {self.feature_size}: must be a multiple of {self.hidden_size} with fc_norm"
             )
 
+    @property
+    def kind(self) -> str:
+        """Return `draft.kind`."""
+        return "eagle3"
+
     def check(self, policy: DecoderConfig) -> None:
         """Raise ValueError, naming the field, if the head does not fit the policy."""
         features = policy.hidden_size * (len(policy.feature_layers) if self.use_aux_hidden_state else 1)

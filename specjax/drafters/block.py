@@ -77,7 +77,7 @@ class BlockDrafter(FeatureDrafter):
 
     @property
     def stride(self) -> int:
-        """Return half the size of a block: each token is then drafted twice, at about the cost of EAGLE-3's passes."""
+        """Return half the size of a block: each token is then drafted about twice."""
         return max(self.head.size // 2, 1)
 
     def fill(self, params: Params, prompts: Prompts, features: Array, cache: Cache) -> Cache:

@@ -137,10 +137,8 @@ def test_a_mesh_drafts_and_teaches_a_block_draft_as_one_device_does() -> None:
         context = replace(Stages(POLICY, drafter, count_fives, CONFIG, mesh).loss_context, anchors=0)
         with jax.set_mesh(mesh):
             gradients.append(host_copy(jax.jit(partial(accumulate, context))(params, batch)[0]))
-    assert [params.draft["predecessor"].sharding.spec[0], params.draft["successor"]["kernel"].sharding.spec[1]] == [
-        "tensor",
-        "tensor",
-    ]
+    before, after = params.draft["predecessor"], params.draft["successor"]["kernel"]
+    assert before.sharding.spec[0] == after.sharding.spec[1] == "tensor"
     assert_same_rollout(rollouts[1], rollouts[0])
     assert np.sum(rollouts[0].accepted) > 0
     assert relative_gap(gradients[1].draft, gradients[0].draft) < 1e-5

@@ -37,7 +37,7 @@ def read_head(config: RunConfig, mesh: Mesh, *, shapes: bool = False) -> SavedDr
     if draft.kind not in HEADS or draft.path is None:
         return None
     saved = load_head(checkpoint_directory("draft.path", draft.path), mesh, shapes=shapes)
-    if (kind := kind_of(saved.config)) != draft.kind:
+    if (kind := saved.config.kind) != draft.kind:
         raise ConfigError(f"draft.kind = {draft.kind}: must be {kind}, what draft.path = {draft.path} holds")
     return saved
 
@@ -119,8 +119,3 @@ def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, weight
         params = jax.tree.map(lambda x: x.astype(policy.param_dtype), saved.params)
     ids = None if head.draft_vocab_size == policy.vocab_size else saved.target_ids
     return saved._replace(config=head, params=params, target_ids=ids)
-
-
-def kind_of(config: Head) -> str:
-    """Return the draft.kind of a draft of this shape."""
-    return "eagle3" if isinstance(config, Eagle3Config) else config.kind
