@@ -32,7 +32,7 @@ from configs.schema import EvalConfig, LossOptions, RolloutOptions, RunConfig
 from launch.cli.long_phases import LongPhases
 from launch.cli.options import run_program, use_compile_cache
 from launch.data.batches import fixed_batches
-from launch.evaluation.sampler import Evaluate, make_evaluate
+from launch.evaluation.sampler import Evaluate
 from launch.rewards.reward_fn import make_reward
 from launch.run.supervised_warmup import warm_up
 from launch.setup.experiment import Experiment, build_experiment
@@ -166,7 +166,7 @@ def recipes(directory: Path) -> dict[str, RunConfig]:
 def evaluator(experiment: Experiment) -> Evaluate:
     """Return a function that measures accuracy on held-out prompts."""
     reward = make_reward(None, experiment.problems.held_out, experiment.tokenizer)
-    return make_evaluate(experiment, reward, fixed_batches(experiment.held_out_prompts, experiment.config.eval.prompts))
+    return Evaluate(experiment, reward, fixed_batches(experiment.held_out_prompts, experiment.config.eval.prompts))
 
 
 def coarse_rollout(

@@ -26,6 +26,7 @@ from launch.run.pin_references import with_commits, with_step
 from launch.setup.drafts.saved_head import most_drafted
 from launch.setup.experiment import Experiment, build_experiment
 from launch.timing import format_provenance, provenance
+from specjax.program import compiling_until_exit
 
 
 def main(argv: list[str]) -> int:
@@ -37,7 +38,11 @@ def main(argv: list[str]) -> int:
     if not config.draft.proposes:
         raise ConfigError("draft.kind = none: there is nothing to compare with autoregressive decoding")
     args, config, files = with_step(args), with_commits(config, args.checkpoint), {"json": args.json}
-    with StopSignals(console.print) as signals, long_phases_beside(files, signals, config, args) as long_phases:
+    with (
+        StopSignals(console.print) as signals,
+        long_phases_beside(files, signals, config, args) as long_phases,
+        compiling_until_exit(),
+    ):
         config = replace(config, rollout=args.rollout(config.rollout, most_drafted(config.draft)))
         write_results(args.json, compare(build_experiment(config, True, long_phases, True), args, long_phases))
     return 0

@@ -27,17 +27,14 @@ from launch.run.logs import RunLogs, open_logs
 from launch.run.loop import TrainingLoop
 from launch.run.metric_log import wandb_log
 from launch.run.pin_references import with_commits
-from launch.run.start import Start, held_out_evaluator, report_start, resume_from, start_new
+from launch.run.start import Start, held_out_evaluator, make_steps, report_start, resume_from, start_new
 from launch.run.step_checks import describe_healthy
 from launch.run.summary import summarize
 from launch.setup.experiment import Experiment, build_experiment
-from specjax.asynchronous.step import AsynchronousStep
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
+from specjax.program import compiling_until_exit
 from specjax.rewards import RewardFn
-from specjax.train.stages import Stages
-from specjax.train.timed_step import ProbeStep
-from specjax.train.train_step import TrainStep
 from specjax.types import TrainState
 
 
@@ -70,7 +67,7 @@ def run(config: RunConfig, reward_of: Callable[[Sequence[Problem], Tokenizer], R
 
     Raises RunStopped if too many steps in a row skipped an update.
     """
-    with StopSignals(console.print) as signals, open_run(config) as directory:
+    with StopSignals(console.print) as signals, open_run(config) as directory, compiling_until_exit():
         long_phases = LongPhases(directory / UNFINISHED, signals)
         config = with_commits(config, directory if config.resume else None, starts=True)
         experiment = build_experiment(config, long_phases=long_phases, asynchronous=True)
@@ -93,7 +90,7 @@ def train(
 
     Raises RunStopped if too many steps in a row skipped an update.
     """
-    config, networks, continuing = experiment.config, experiment.networks, can_resume(experiment.config, directory)
+    config, continuing = experiment.config, can_resume(experiment.config, directory)
     check_run(experiment, continuing)
     evaluate = held_out_evaluator(experiment, held_out_reward_fn)
     pipeline, costs = experiment.train_batches(), None
@@ -107,19 +104,17 @@ def train(
     console.print("\n".join(summarize(experiment, continuing)))
     checkpoints, (keep, best) = directory / CHECKPOINTS, (config.checkpoint.keep, config.checkpoint.best)
     with wandb_log(config, directory) as wandb, Checkpointer(checkpoints, keep, best, experiment.mesh) as saves:
-        resumed = resume_from(experiment, saves, pipeline, costs) if continuing else None
-        start = resumed or start_new(experiment, evaluate, costs, long_phases)
-        functions = networks.policy, networks.drafter, reward_fn, config, experiment.mesh
-        stages = Stages(*functions, experiment.rollout_fn, experiment.loss_fn)
-        asynchronous = config.asynchronous.lag is not None
+        train_step, probe_step = make_steps(experiment, reward_fn)
+        resumed = resume_from(experiment, saves, pipeline, train_step, costs) if continuing else None
+        start = resumed or start_new(experiment, evaluate, train_step, costs, long_phases)
         try:
             with open_logs(experiment, directory, start.step if continuing else None, signals, wandb) as logs:
                 report_start(experiment, logs, start, continuing, long_phases.found)
                 loop = TrainingLoop(
                     experiment=experiment,
                     start=start,
-                    train_step=AsynchronousStep(stages, experiment.rollout_mesh) if asynchronous else TrainStep(stages),
-                    probe_step=None if asynchronous else ProbeStep(stages),
+                    train_step=train_step,
+                    probe_step=probe_step,
                     pipeline=pipeline,
                     evaluate=evaluate,
                     costs=costs,

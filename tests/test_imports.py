@@ -16,7 +16,7 @@ ROOMS = {
     "specjax": (
         ("chunks", "options", "types"),
         ("adapters", "kernels", "keys", "parallel"),
-        ("cache", "param_labels", "sampling"),
+        ("cache", "param_labels", "program", "sampling"),
         ("log_probs", "quantization", "verify"),
         ("drafters",),
         ("rollout",),

@@ -150,8 +150,10 @@ def make_variants(
     draft_state = replace(draft_state, optimizer=optimizer, reference=plain_state.reference)
     stages = Stages(policy, drafter, reward_fn, experiment.config, mesh, experiment.rollout_fn, experiment.loss_fn)
     plain_step = StagedStep(replace(stages, drafter=NoDrafter(), config=plain))
+    step, prompts = StagedStep(stages), experiment.abstract_prompts(experiment.config.data.prompts)
+    plain_step.start_compiling(plain_state, prompts)
+    step.start_compiling(draft_state, prompts)
     variants = {PLAIN: Variant(experiment, plain_step, plain_state, None, first)}
-    step = StagedStep(stages)
     drafting: Drafting | None = draft_state.drafting
     assert drafting is not None
     drafted = {str(length): [index] * len(experiment.phases) for index, length in enumerate(lengths) if length}

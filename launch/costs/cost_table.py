@@ -20,10 +20,10 @@ from launch.setup.experiment import Experiment
 from launch.setup.networks import Networks
 from models.files import read_json, write_atomically
 from specjax.adapters import joined
-from specjax.asynchronous.weight_transfer import Send, copy_on
+from specjax.asynchronous.weight_transfer import Send
 from specjax.cost import Cell, Drafting, could_pay, fit, round_seconds, unmeasured
 from specjax.parallel import processes
-from specjax.rollout.generate import make_prepare, prepare
+from specjax.rollout.generate import copy_on, make_prepare, prepare
 from specjax.rollout.plan import Phase, RolloutConfig
 from specjax.train.draft.schedule import unused_draft_is_due
 from specjax.types import Mixture, Params, Prompts, TrainState

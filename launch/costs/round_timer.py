@@ -1,8 +1,6 @@
 """Timer of single speculative rounds. One compiled program runs several; its start-up time is subtracted."""
 
-import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -15,10 +13,10 @@ from jaxtyping import Array, Int
 
 from launch.timing import minus_startup, time_call
 from specjax import cache as kv
-from specjax import kernels
 from specjax.drafters import Drafter
 from specjax.keys import seed_step
 from specjax.parallel.mesh import BATCH_AXES
+from specjax.program import Program
 from specjax.rollout.generate import place
 from specjax.rollout.plan import Phase, RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, rounds
@@ -45,14 +43,11 @@ class TimedRounds(NamedTuple):
 
 
 class RoundTimer(Generic[Name]):
-    """Timer of rounds of several kinds. Each kind has a program of its own, which the first `start` compiles.
+    """Timer of rounds of several kinds. Each kind has a program of its own; the first `start` compiles all.
 
     Every measurement runs `count` rounds, starting at the first token of each row. Kinds with the same phase share one
     state, which each measurement donates to the next. So there is one set of caches per phase, and all kinds see caches
     of the same length.
-
-    Attributes:
-        compile_seconds: seconds to compile each kind; empty before the first `start`. The programs compile in parallel.
     """
 
     def __init__(
@@ -79,61 +74,51 @@ class RoundTimer(Generic[Name]):
         # Every state needs room for the longest draft, because kinds share states.
         config = replace(config, draft_lengths=(), draft_length=max(config.lengths))
         self._kinds, self._count, self._prompts, self._mesh = kinds, count, place(prompts, mesh), mesh
-        # The options depend on the platform, which the mesh tells.
-        with jax.set_mesh(mesh):
-            decoding_options = kernels.compiler_options(policy.dtype)
 
-        def jit_first_rows(phase: Phase) -> Callable[[Params, Prompts], RoundState]:
+        def program_of_first_rows(phase: Phase) -> Program[RoundState]:
             def run(params: Params, prompts: Prompts) -> RoundState:
                 return first_rows(Decoding(policy, drafter, params, config), prompts, phase, blank=blank)
 
-            return jax.jit(_per_shard(run, mesh, P(BATCH_AXES)), compiler_options=decoding_options)
+            return Program(_per_shard(run, mesh, P(BATCH_AXES)), mesh, decodes_in=policy.dtype)
 
-        def jit_rounds(kind: TimedRounds) -> jax.stages.Wrapped:
+        def program_of_rounds(kind: TimedRounds) -> Program[RoundState]:
             def run(params: Params, state: RoundState, count: Int[Array, ""]) -> RoundState:
                 decoding = Decoding(policy, kind.drafter or drafter, params, config)
                 return run_rounds(decoding, kind.draft_length, state, count)
 
             sharded = _per_shard(run, mesh, P(BATCH_AXES), P())
-            return jax.jit(sharded, donate_argnums=1, compiler_options=decoding_options | (options or {}))
+            return Program(sharded, mesh, decodes_in=policy.dtype, donate_argnums=1, compiler_options=options or {})
 
-        self._start_rows = {phase: jit_first_rows(phase) for phase in {kind.phase for kind in kinds.values()}}
-        self._rounds = {name: jit_rounds(kind) for name, kind in kinds.items()}
-        self._compiled: dict[Name, jax.stages.Compiled] = {}
-        self.compile_seconds: dict[Name, float] = {}
+        self._first_rows = {phase: program_of_first_rows(phase) for phase in {kind.phase for kind in kinds.values()}}
+        self._rounds = {name: program_of_rounds(kind) for name, kind in kinds.items()}
 
     def start(self, params: Params) -> dict[Name, Callable[[], float]]:
         """Return for each kind a function that measures the seconds of one round.
 
         params: prepared parameters. The states, with their caches, live as long as the returned functions.
         """
-        with jax.set_mesh(self._mesh):
-            states = {phase: start_rows(params, self._prompts) for phase, start_rows in self._start_rows.items()}
-            if not self._compiled:
-                self._compile(params, states)
+        if not self.compile_seconds:
+            for first_rows in self._first_rows.values():
+                first_rows.start_compiling(params, self._prompts)
+        states = {phase: first_rows(params, self._prompts) for phase, first_rows in self._first_rows.items()}
+        if not self.compile_seconds:
+            for name, kind in self._kinds.items():
+                self._rounds[name].start_compiling(params, states[kind.phase], jnp.int32(0))
+            for name, kind in self._kinds.items():
+                self._rounds[name].wait(params, states[kind.phase], jnp.int32(0))
         return {
-            name: _Measurement(self._compiled[name], params, states, kind.phase, self._count).seconds
+            name: _Measurement(self._rounds[name], params, states, kind.phase, self._count).seconds
             for name, kind in self._kinds.items()
         }
 
+    @property
+    def compile_seconds(self) -> dict[Name, float]:
+        """Return the seconds to compile the rounds of each kind, which compile side by side; {} before `start`."""
+        return {name: rounds.compiled[0].seconds for name, rounds in self._rounds.items() if rounds.compiled}
+
     def program_text(self, name: Name) -> str:
         """Return the HLO of a kind's compiled program. Call it after `start`."""
-        return str(self._compiled[name].as_text())
-
-    def _compile(self, params: Params, states: Mapping[Phase, RoundState]) -> None:
-        """Compile all programs in parallel, because one compilation mostly uses one core."""
-
-        def compile_one(lowered: jax.stages.Lowered) -> tuple[jax.stages.Compiled, float]:
-            start = time.perf_counter()
-            return lowered.compile(), time.perf_counter() - start
-
-        lowered = {
-            name: run.lower(params, states[self._kinds[name].phase], jnp.int32(0)) for name, run in self._rounds.items()
-        }
-        with ThreadPoolExecutor() as pool:
-            compiled = dict(zip(lowered, pool.map(compile_one, lowered.values()), strict=True))
-        self._compiled = {name: program for name, (program, _) in compiled.items()}
-        self.compile_seconds = {name: seconds for name, (_, seconds) in compiled.items()}
+        return str(self._rounds[name].compiled[0].program.as_text())
 
 
 @dataclass
@@ -147,7 +132,7 @@ class _Measurement:
         count:   rounds in one measurement.
     """
 
-    program: jax.stages.Compiled
+    program: Program[RoundState]
     params: Params
     states: dict[Phase, RoundState]
     phase: Phase

@@ -11,7 +11,7 @@ from launch.distillation.cost import Work
 from launch.setup.experiment import Experiment
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import seed_step
-from specjax.rollout.generate import make_generate
+from specjax.rollout.generate import GenerateProgram, make_generate
 from specjax.types import Params
 
 # First step number for the noise of answers. Training steps count up from 0, measurements down from -1.
@@ -27,8 +27,9 @@ class AnswerGenerator:
     keep:  called with the answers of each batch.
     """
 
-    def __init__(self, experiment: Experiment, long_phases: LongPhases, count: int, keep: Keep | None) -> None:
+    def __init__(self, experiment: Experiment, long_phases: LongPhases, count: int, keep: Keep | None = None) -> None:
         self._experiment, self._keep = experiment, keep
+        self._programs: dict[Drafter, GenerateProgram] = {}
         self._phase = long_phases.phase("answers", count // experiment.sequences, "batches")
         self._batches = experiment.train_batches()
         for _ in range(self._phase.done):
@@ -39,16 +40,28 @@ class AnswerGenerator:
         if keep is not None and self._parts:
             keep(self._parts[0])
 
-    def generate(self, params: Params, drafter: Drafter, until: int) -> Answers:
-        """Return the first `until` answers, including those of earlier processes. A batch's number keys its noise."""
-        options, seed = self._experiment.config.rollout, self._experiment.config.seed
-        per_batch = self._experiment.sequences
-        if self._phase.done * per_batch < until:
+    def start_compiling(self, params: Params, drafter: Drafter) -> None:
+        """Start to compile what generates answers with this drafter, if any are missing (`Program.start_compiling`)."""
+        if self._phase.done < self._phase.total:
+            prompts = self._experiment.abstract_prompts(self._experiment.config.data.prompts)
+            self._program(drafter).start_compiling(params, prompts)
+
+    def _program(self, drafter: Drafter) -> GenerateProgram:
+        if drafter not in self._programs:
+            options = self._experiment.config.rollout
             length = 0 if isinstance(drafter, NoDrafter) else max(options.lengths)
             config = replace(options, draft_length=length, draft_lengths=())
             # Draw from the policy that is trained, not from an 8-bit copy of it for rollouts.
             policy = replace(self._experiment.networks.policy, eight_bit=None, merged=False)
-            generate = make_generate(policy, drafter, config, self._experiment.mesh, self._experiment.rollout_fn)
+            functions = policy, drafter, config, self._experiment.mesh, self._experiment.rollout_fn
+            self._programs[drafter] = make_generate(*functions)
+        return self._programs[drafter]
+
+    def generate(self, params: Params, drafter: Drafter, until: int) -> Answers:
+        """Return the first `until` answers, including those of earlier processes. A batch's number keys its noise."""
+        seed, per_batch = self._experiment.config.seed, self._experiment.sequences
+        if self._phase.done * per_batch < until:
+            generate = self._program(drafter)
             verified = rounds = 0
             with self._phase:
                 while self._phase.done * per_batch < until:

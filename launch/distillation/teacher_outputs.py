@@ -75,9 +75,12 @@ class TeacherOutputCache:
         self._outputs += [np.zeros(0)] * len(new)
         by_length = new[np.argsort(answers.lengths[new], kind="stable")]
         parts = [by_length[start : start + self._rows] for start in range(0, len(new), self._rows)]
+        padded = [np.pad(part, (0, self._rows - len(part)), constant_values=-1) for part in parts]
+        # Parts are sorted by length, so the first of each width are in the order in which they are needed.
+        for picks in {self._width(answers, picks): picks for picks in reversed(padded)}.values():
+            self._teacher.start_compiling(self._weights, self._cut(answers, picks))
         with self._long_phases.phase("features", len(parts), "batches", kept=False) as phase:
-            for part in parts:
-                picks = np.pad(part, (0, self._rows - len(part)), constant_values=-1)
+            for part, picks in zip(parts, padded, strict=True):
                 self._store(part, answers.lengths[part], self._teacher(self._weights, self._cut(answers, picks)))
                 phase.finish(tokens=int(answers.lengths[part].sum()))
 
@@ -87,17 +90,23 @@ class TeacherOutputCache:
         rows = np.zeros((*sequences.tokens.shape, self._outputs[picks[0]].shape[1]), self._dtype)
         for row, pick in zip(rows, picks, strict=True):
             row[: len(self._outputs[pick])] = self._outputs[pick]
-        completion = processes.fetch(sequences.completion)
-        fractions = (1,) if self._ladder and self._ladder[-1] >= answers.tokens.shape[1] else COUNTS
-        count = fitting(completion.sum(axis=1).max(), self._budget, fractions)
+        completion, (_, count) = processes.fetch(sequences.completion), self.sizes(answers, picks)
         teacher = TeacherOutputs(rows[..., : self._features], rows[..., self._features :])  # pyright: ignore[reportArgumentType]
         return DistillBatch(sequences, teacher, spaced_anchors(completion, count, stride, picks + number))
 
-    def _cut(self, answers: Answers, picks: np.ndarray) -> Sequences:
+    def sizes(self, answers: Answers, picks: np.ndarray) -> tuple[int, int]:
+        """Return the width of the rows and the answer tokens of each, padded, that `batch` cuts the rows to."""
+        fractions = (1,) if self._ladder and self._ladder[-1] >= answers.tokens.shape[1] else COUNTS
+        longest = (answers.lengths - answers.prompt_lengths)[picks].max()
+        return self._width(answers, picks), fitting(longest, self._budget, fractions)
+
+    def _width(self, answers: Answers, picks: np.ndarray) -> int:
         longest, most = answers.lengths[picks[picks >= 0]].max(), answers.tokens.shape[1]
         buckets = [min(bucket, most) for bucket in self._ladder if bucket >= longest]
-        width = buckets[0] if buckets else fitting(longest, most, WIDTHS)
-        padded = answers.batch(picks)
+        return buckets[0] if buckets else fitting(longest, most, WIDTHS)
+
+    def _cut(self, answers: Answers, picks: np.ndarray) -> Sequences:
+        padded, width = answers.batch(picks), self._width(answers, picks)
         return Sequences(padded.tokens[:, :width], padded.completion[:, :width])
 
     def _store(self, rows: np.ndarray, lengths: np.ndarray, outputs: TeacherOutputs) -> None:

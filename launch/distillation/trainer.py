@@ -66,6 +66,7 @@ def distill(
     choose_vocabulary: bool = False,
     trained: bool = False,
     keep: Keep | None = None,
+    generator: AnswerGenerator | None = None,
 ) -> Distillation:
     """Train the draft of `params` on answers of the policy of `params`. The policy does not change.
 
@@ -81,17 +82,18 @@ def distill(
                            draft must be untrained.
         trained:           the draft of `params` is trained, even if the recipe starts from random weights.
         keep:              called with the answers of each batch of prompts.
+        generator:         `answer_generator`, which may be compiling. None: make it.
     """
     rows = experiment.config.distill.batch_size
     drafter, trainer, answers = experiment.networks.drafter, None, given
-    can_draft = trained or experiment.networks.draft.read_from is not None
     # Numbers of answers, given or generated so far, at the end of each chunk.
     counts = [n * experiment.sequences for n in accumulate(_chunks(experiment))] if given is None else [len(given)]
     steps = experiment.config.distill.steps or -(-PASSES * counts[-1] // rows)
-    generator = AnswerGenerator(experiment, long_phases, counts[-1], keep) if given is None else None
+    if given is None and generator is None:
+        generator = answer_generator(experiment, long_phases, keep)
     for number, count in enumerate(counts, start=1):
         if generator is not None:
-            generating_drafter = drafter if can_draft or trainer is not None else NoDrafter()
+            generating_drafter = first_drafter(experiment, trained) if trainer is None else drafter
             draft = params.draft if trainer is None else trainer.draft
             answers = generator.generate(replace(params, draft=draft), generating_drafter, count)
         assert answers is not None
@@ -99,6 +101,8 @@ def distill(
             if choose_vocabulary:
                 drafter = with_vocabulary(experiment, answers)
             trainer = DraftTrainer(experiment, drafter, params, steps, long_phases)
+            if generator is not None and count < counts[-1]:
+                generator.start_compiling(params, drafter)
         trainer.train(answers, steps * number // len(counts))
     assert trainer is not None and answers is not None
     generating, training = Work() if generator is None else generator.work, trainer.work
@@ -112,6 +116,17 @@ def distill(
         trained_tokens=training.tokens,
     )
     return Distillation(drafter, trainer.draft, answers, cost)
+
+
+def answer_generator(experiment: Experiment, long_phases: LongPhases, keep: Keep | None = None) -> AnswerGenerator:
+    """Return the generator of all answers that a distillation learns from."""
+    return AnswerGenerator(experiment, long_phases, sum(_chunks(experiment)) * experiment.sequences, keep)
+
+
+def first_drafter(experiment: Experiment, trained: bool = False) -> Drafter:
+    """Return what drafts the first answers: nothing if the draft is random. trained: as in `distill`."""
+    drafts = trained or experiment.networks.draft.read_from is not None
+    return experiment.networks.drafter if drafts else NoDrafter()
 
 
 def with_vocabulary(experiment: Experiment, answers: Answers) -> Drafter:
@@ -139,7 +154,7 @@ class DraftTrainer:
         self._weights, self._seed, self._rows = joined(params).policy, config.seed, rows
         self._phase = long_phases.phase("distillation", steps, "steps")
         self.work = Work(self._phase)
-        self._stride = drafter.stride
+        self._stride, self._started = drafter.stride, set[tuple[int, int]]()
         self._state = self._phase.restore("trainer", init_distill_state(params.draft, optimizer, mesh))
         budget, ladder = config.rollout.max_new_tokens, config.ladder
         self._teacher = TeacherOutputCache(
@@ -166,6 +181,8 @@ class DraftTrainer:
         if self._phase.done >= until:
             return
         with self._phase:
+            with self.work.timed():
+                self._start_compiling(answers, until)
             for number in range(self._phase.done, until):
                 with self.work.timed():
                     picks = picks_of_step(answers.lengths, self._rows, self._seed, number)
@@ -177,6 +194,16 @@ class DraftTrainer:
                 note = f"loss {loss:.3f}, predicted acceptance {acceptance:.3f}"
                 state = {"trainer": self._state, "work": self.work.state}
                 self._phase.finish(state, tokens=tokens, note=note, save=number + 1 == until)
+
+    def _start_compiling(self, answers: Answers, until: int) -> None:
+        """Start to compile the step for the sizes of the batches of a pass, in the order in which they come."""
+        for number in range(self._phase.done, min(until, self._phase.done + len(answers) // self._rows)):
+            picks = picks_of_step(answers.lengths, self._rows, self._seed, number)
+            if (sizes := self._teacher.sizes(answers, picks)) not in self._started:
+                self._started.add(sizes)
+                self._step.start_compiling(
+                    self._state, self._weights, self._teacher.batch(answers, picks, self._stride)
+                )
 
 
 def _chunks(experiment: Experiment) -> list[int]:

@@ -1,7 +1,7 @@
 """Sampling and scoring of held-out prompts, with the same rollout and reward as training."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,7 +21,6 @@ from specjax.rewards import RewardFn, compiled_reward
 from specjax.rollout.generate import make_generate, place
 from specjax.types import Params, Prompts, Rollout, TrainState
 
-Evaluate = Callable[[TrainState], float]
 # Step that keys the noise of evaluation. Training steps are not negative, so they never use it.
 STEP = -1
 
@@ -74,15 +73,22 @@ class Sampler:
         self.noise = seed_step(experiment.config.seed, step)
         self._compile_clock = CompileClock()
 
+    def start_compiling(self, params: Params, prompts: Prompts) -> None:
+        """Start to compile the rollout of such prompts, as `Program.start_compiling`."""
+        self._generate.start_compiling(self._read(params), prompts)
+
     def generate(self, params: Params, prompts: Prompts) -> tuple[Rollout, float]:
         """Return the rollout and its seconds, without compilation."""
-        # The drafter's memory is keyed by ids of training prompts; other prompts reuse these ids here.
-        params = replace(params, memory=(), draft=params.draft if self.draft_length else {})
         self._compile_clock.lap()
         start = time.perf_counter()
-        rollout = jax.block_until_ready(self._generate(params, prompts, self.noise))
+        rollout = jax.block_until_ready(self._generate(self._read(params), prompts, self.noise))
         seconds = time.perf_counter() - start - self._compile_clock.lap()
         return with_defaults(rollout, self._stop_tokens), seconds
+
+    def _read(self, params: Params) -> Params:
+        """Return the parameters that the rollout reads."""
+        # The drafter's memory is keyed by ids of training prompts; other prompts reuse these ids here.
+        return replace(params, memory=(), draft=params.draft if self.draft_length else {})
 
     def __call__(self, params: Params, score: RewardFn, prompts: Prompts) -> Sampled:
         rollout, seconds = self.generate(params, prompts)
@@ -125,23 +131,33 @@ def drafts_pay(experiment: Experiment, drafting: Drafting | None) -> bool:
     return drafting is None or bool(jnp.any(jnp.array(lengths)[choose(drafting, lengths)] > 0))
 
 
-def make_evaluate(experiment: Experiment, reward_fn: RewardFn, batches: list[Prompts]) -> Evaluate:
-    """Return a function from a state to the fraction of correct completions, with `eval.samples` per prompt.
+class Evaluate:
+    """Function from a state to the fraction of correct completions, with `eval.samples` per prompt.
 
     A completion that could not be scored counts as wrong. Filler prompts do not count. Where the next rollout of the
-    run would not draft, neither does the evaluation.
+    run would not draft, neither does the evaluation. Processes that do not train wait for those that do.
     """
-    networks, samples = experiment.networks, experiment.config.eval.samples
-    drafting, plain = (Sampler(experiment, drafter, samples) for drafter in (networks.drafter, NoDrafter()))
-    score = compiled_reward(reward_fn)
 
-    def evaluate(state: TrainState) -> float:
-        sample, correct = drafting if drafts_pay(experiment, state.drafting) else plain, []
-        with Progress("evaluation", len(batches), "batches") as progress:
-            for prompts in batches:
-                sampled = sample(state.params, score, prompts)
+    def __init__(self, experiment: Experiment, reward_fn: RewardFn, batches: list[Prompts]) -> None:
+        networks, samples = experiment.networks, experiment.config.eval.samples
+        self._drafting, self._plain = (
+            Sampler(experiment, drafter, samples) for drafter in (networks.drafter, NoDrafter())
+        )
+        self._experiment, self._score, self._batches = experiment, compiled_reward(reward_fn), batches
+
+    def __call__(self, state: TrainState) -> float:
+        return processes.within(self._experiment.mesh, lambda: self._accuracy(state))
+
+    def start_compiling(self, params: Params, drafts: bool) -> None:
+        """Start to compile the rollouts, as `Program.start_compiling`. drafts: whether they draft."""
+        (self._drafting if drafts else self._plain).start_compiling(params, self._batches[0])
+
+    def _accuracy(self, state: TrainState) -> float:
+        sample = self._drafting if drafts_pay(self._experiment, state.drafting) else self._plain
+        correct = []
+        with Progress("evaluation", len(self._batches), "batches") as progress:
+            for prompts in self._batches:
+                sampled = sample(state.params, self._score, prompts)
                 correct.append(sampled.correct)
                 progress.advance(tokens=int(np.sum(sampled.lengths)))
         return float(np.mean(np.concatenate(correct)))
-
-    return evaluate

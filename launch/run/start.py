@@ -10,19 +10,25 @@ from launch.cli.errors import ConfigError
 from launch.cli.long_phases import LongPhases
 from launch.costs.cost_table import CostTable
 from launch.data.batches import PromptPipeline, fixed_batches
-from launch.distillation.trainer import distill
-from launch.evaluation.sampler import Evaluate, held_out_batch_size, make_evaluate
+from launch.distillation.trainer import answer_generator, distill, first_drafter
+from launch.evaluation.sampler import Evaluate, held_out_batch_size
 from launch.run.logs import RunLogs
 from launch.run.networks import check_base
 from launch.run.summary import measures_costs_later, summarize
 from launch.run.supervised_warmup import warm_up
 from launch.setup.experiment import Experiment
 from launch.setup.state import abstract_state, fresh_state
+from specjax.asynchronous.step import AsynchronousStep
 from specjax.checkpoint import Checkpointer
 from specjax.cost import Cell
 from specjax.parallel import processes
 from specjax.rewards import RewardFn
+from specjax.train.stages import Stages
+from specjax.train.timed_step import ProbeStep
+from specjax.train.train_step import TrainStep
 from specjax.types import Params, TrainState
+
+Step = TrainStep | AsynchronousStep
 
 
 class Start(NamedTuple):
@@ -37,29 +43,58 @@ class Start(NamedTuple):
     accuracy_before: float | None
 
 
-def start_new(experiment: Experiment, evaluate: Evaluate, costs: CostTable | None, long_phases: LongPhases) -> Start:
-    """Start a new run: warm up the policy and distil the draft as the recipe says. Raises Stopped at a signal."""
-    config = experiment.config
+def make_steps(experiment: Experiment, reward_fn: RewardFn) -> tuple[Step, ProbeStep | None]:
+    """Return the compiled step of a run, and the same step timed stage by stage; None for an asynchronous run."""
+    networks, config = experiment.networks, experiment.config
+    functions = networks.policy, networks.drafter, reward_fn, config, experiment.mesh
+    stages = Stages(*functions, experiment.rollout_fn, experiment.loss_fn)
+    if config.asynchronous.lag is not None:
+        return AsynchronousStep(stages, experiment.rollout_mesh), None
+    return TrainStep(stages), ProbeStep(stages)
+
+
+def start_new(
+    experiment: Experiment, evaluate: Evaluate, train_step: Step, costs: CostTable | None, long_phases: LongPhases
+) -> Start:
+    """Start a new run: warm up the policy and distil the draft as the recipe says. Raises Stopped at a signal.
+
+    Meanwhile the programs of later phases compile, in the order in which they are needed.
+    """
+    config, later = experiment.config, measures_costs_later(experiment)
 
     def before_rl() -> Params:
+        networks = experiment.networks
+        generator = answer_generator(experiment, long_phases) if config.distill.steps else None
+        if generator is not None:
+            generator.start_compiling(networks.params, first_drafter(experiment))
+        if config.eval.every and (later or not config.rollout.draft_lengths):
+            evaluate.start_compiling(networks.params, drafts=not later)
+        compile_step(experiment, train_step)
         params = warm_up(experiment, long_phases)
-        return replace(params, draft=distill(experiment, params, long_phases).draft) if config.distill.steps else params
+        if generator is None:
+            return params
+        return replace(params, draft=distill(experiment, params, long_phases, generator=generator).draft)
 
     params = processes.within(experiment.mesh, before_rl, elsewhere=experiment.networks.params)
-    later = measures_costs_later(experiment)
     state = fresh_state(experiment, params, None if costs is None else costs.start(params, later, long_phases))
     return Start(state, 0, evaluate(state) if config.eval.every else None)
 
 
+def compile_step(experiment: Experiment, train_step: Step) -> None:
+    """Start to compile the step for the state of a run (`TrainStep.start_compiling`)."""
+    train_step.start_compiling(abstract_state(experiment), experiment.abstract_prompts(experiment.config.data.prompts))
+
+
 def resume_from(
-    experiment: Experiment, saves: Checkpointer, pipeline: PromptPipeline, costs: CostTable | None
+    experiment: Experiment, saves: Checkpointer, pipeline: PromptPipeline, train_step: Step, costs: CostTable | None
 ) -> Start:
     """Continue from the newest checkpoint; restore `pipeline` and `costs`. Frees the networks of `experiment`.
 
-    A checkpoint of adapters does not hold their base: that of `experiment` goes on.
+    Meanwhile `train_step` compiles. A checkpoint of adapters does not hold their base: that of `experiment` goes on.
 
     Raises ConfigError if the checkpoint does not fit the run.
     """
+    compile_step(experiment, train_step)
     abstract, params = abstract_state(experiment), experiment.networks.params
     # Otherwise the recipe's networks would occupy memory for the whole run.
     for x in jax.tree.leaves(replace(params, base=())):
@@ -97,9 +132,7 @@ def checkpoint_extra(experiment: Experiment, start: Start, costs: CostTable | No
 def held_out_evaluator(experiment: Experiment, reward_fn: RewardFn) -> Evaluate:
     """Return state -> accuracy on the held-out prompts, in batches of about as many sequences as a step has."""
     table, size = experiment.held_out_prompts, held_out_batch_size(experiment)
-    batches = fixed_batches(table.first(experiment.config.eval.prompts), size)
-    evaluate = make_evaluate(experiment, reward_fn, batches)
-    return lambda state: processes.within(experiment.mesh, lambda: evaluate(state))
+    return Evaluate(experiment, reward_fn, fixed_batches(table.first(experiment.config.eval.prompts), size))
 
 
 def report_start(experiment: Experiment, logs: RunLogs, start: Start, continuing: bool, found: bool) -> None:

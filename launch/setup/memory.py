@@ -16,9 +16,9 @@ from jax.sharding import Mesh
 from launch.cli.errors import as_config_error
 from launch.setup.experiment import Experiment
 from launch.setup.state import abstract_state
-from specjax.asynchronous.weight_transfer import copy_on
 from specjax.parallel.memory import MemoryPart, bytes_per_device, check_memory, growing
 from specjax.parallel.mesh import batch_shards
+from specjax.rollout.generate import copy_on
 from specjax.rollout.plan import RolloutConfig, lay_out
 from specjax.types import Params, TrainState
 

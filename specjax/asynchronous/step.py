@@ -21,12 +21,13 @@ from jaxtyping import Array, Int
 from specjax import kernels
 from specjax.adapters import joined
 from specjax.asynchronous.program_timer import ProgramTimer, Span
-from specjax.asynchronous.weight_transfer import Send, check_sizes, copy_on
+from specjax.asynchronous.weight_transfer import Send, check_sizes
 from specjax.carry_over.groups import carry_over_of
 from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES
+from specjax.program import Program
 from specjax.rewards import HostReward
-from specjax.rollout.generate import Choice, abstract_prompts, cast_params, place
+from specjax.rollout.generate import Choice, abstract_prompts, cast_params, copy_on, place
 from specjax.train.stages import Stages
 from specjax.train.train_step import StepResult, TrainStep
 from specjax.types import Ahead, CarryOver, Params, Prompts, PyTree, Reward, Rollout, TrainState
@@ -77,12 +78,12 @@ class AsynchronousStep:
         self._base: PyTree = ()
         self._rollouts, self._training = ProgramTimer(), ProgramTimer()
         self._spans = deque[Future[Span]]()
-        with jax.set_mesh(rollout_mesh):
-            self._generate = jax.jit(
-                partial(_generate, replace(stages, mesh=rollout_mesh)),
-                out_shardings=waiting_sharding(rollout_mesh),
-                compiler_options=kernels.compiler_options(stages.policy.dtype),
-            )
+        self._generate = Program(
+            partial(_generate, replace(stages, mesh=rollout_mesh)),
+            rollout_mesh,
+            decodes_in=stages.policy.dtype,
+            out_shardings=waiting_sharding(rollout_mesh),
+        )
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
         """Begin the rollout of `prompts`, then train on the oldest one. The state is donated.
@@ -119,14 +120,13 @@ class AsynchronousStep:
         """Begin a rollout by the state's networks, for the step after all those that wait. Waits for nothing."""
         start = time.perf_counter()
         sent = self._sent(replace(state, ahead=(), carried=None))
-        with jax.set_mesh(self._mesh):
-            own = place(prompts, self._mesh)
-            # Before the first rollout it is where the state was made.
-            carried = processes.place(state.carried, own.tokens.sharding)
-            started = self._generate(sent, own, np.int32(len(state.ahead)), carried)
-            # By the larger mesh: nothing may run beside the collectives of several CPU devices.
-            larger = max(self._mesh, self._stages.mesh, key=lambda mesh: mesh.size)
-            rollout, carried = kernels.finished(started, larger)
+        own = place(prompts, self._mesh)
+        # Before the first rollout it is where the state was made.
+        carried = processes.place(state.carried, own.tokens.sharding)
+        started = self._generate(sent, own, np.int32(len(state.ahead)), carried)
+        # By the larger mesh: nothing may run beside the collectives of several CPU devices.
+        larger = max(self._mesh, self._stages.mesh, key=lambda mesh: mesh.size)
+        rollout, carried = kernels.finished(started, larger)
         self._spans.append(self._rollouts.time(start, sent.versions.policy, rollout.lengths))
         # Copied because the state is donated to the step.
         drafting = None if state.drafting is None else jax.tree.map(jnp.copy, state.drafting)
@@ -141,17 +141,26 @@ class AsynchronousStep:
         state, prompts: arrays or ShapeDtypeStructs, the state's with shardings and as many rollouts that wait as the
         lag. The devices of both meshes may be absent.
         """
-        lagging, state, carried = bool(state.ahead), replace(state, ahead=(), carried=None), state.carried
-        with jax.set_mesh(self._mesh):
-            own, waiting = abstract_prompts(prompts, self._mesh), jax.ShapeDtypeStruct((), jnp.int32)
-            carried = _with_sharding(carried, own.tokens.sharding)
-            generate = self._generate.trace(self._abstract_sent(state), own, waiting, carried)
+        generate = self._generate.trace(*self._generate_args(state, prompts))
         if name == "generate":
             return generate
         rollout, _ = generate.out_info
+        return self._train[bool(state.ahead)].trace_update(*self._update_args(state, prompts, rollout))
+
+    def start_compiling(self, state: TrainState, prompts: Prompts) -> None:
+        """Start to compile both programs, as `TrainStep.start_compiling`. See `trace_half` for the arguments."""
+        rollout, _ = self._generate.start_compiling(*self._generate_args(state, prompts))
+        self._train[bool(state.ahead)].start_compiling_update(*self._update_args(state, prompts, rollout))
+
+    def _generate_args(self, state: TrainState, prompts: Prompts) -> tuple[Any, ...]:
+        own, waiting = abstract_prompts(prompts, self._mesh), jax.ShapeDtypeStruct((), jnp.int32)
+        sent, carried = self._abstract_sent(replace(state, ahead=(), carried=None)), state.carried
+        return sent, own, waiting, _with_sharding(carried, own.tokens.sharding)
+
+    def _update_args(self, state: TrainState, prompts: Prompts, rollout: Rollout) -> tuple[Any, ...]:
         count = len(rollout.lengths)
         rollout = jax.tree.map(lambda x: _with_sharding(x, self._row_sharding(x, count)), rollout)
-        return self._train[lagging].trace_update(state, prompts, rollout)
+        return replace(state, ahead=(), carried=None), prompts, rollout
 
     def _finished(self, oldest: Ahead) -> tuple[Rollout, Prompts, Params]:
         """Return a rollout that has ended, its prompts and versions: within a process, only versions on the host.

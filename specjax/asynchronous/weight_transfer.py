@@ -13,11 +13,9 @@ from jaxtyping import Array
 
 from specjax import kernels
 from specjax.asynchronous.device_transfer import Move, join_groups, shardings
-from specjax.drafters import Drafter
 from specjax.options import nearest_divisors, nearest_multiples
 from specjax.parallel.mesh import AXES, BATCH_AXES, batch_shards
-from specjax.rollout.generate import cast_params, cast_shardings
-from specjax.types import Params, Policy, PyTree
+from specjax.types import PyTree
 
 GROUPS = "groups"
 # In place of an axis: the array is not split.
@@ -125,24 +123,6 @@ def check_sizes(source: Mesh, target: Mesh) -> None:
             f"{name}: has {copies} times the devices of mesh; data x fsdp must be a multiple of {copies}; nearest: "
             f"{nearest_multiples(shards, copies)}"
         )
-
-
-def copy_on(mesh: Mesh, policy: Policy, drafter: Drafter, params: Params) -> Params:
-    """Return the rollout's copy of the parameters on another mesh, as ShapeDtypeStructs; adapters and base apart.
-
-    Each is divided as on its own mesh, but over no axis of the other mesh that does not divide it.
-    """
-
-    def fit(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-        names = (axes if isinstance(axes, tuple) or axes is None else (axes,) for axes in sharding.spec)
-        divided = (
-            axes if axes and size % math.prod(mesh.shape[axis] for axis in axes) == 0 else None
-            for axes, size in zip(names, x.shape, strict=False)
-        )
-        return x.update(sharding=NamedSharding(mesh, P(*divided)))
-
-    shapes = jax.eval_shape(partial(cast_params, policy, drafter), params)
-    return jax.tree.map(fit, shapes, cast_shardings(policy, drafter, params))
 
 
 def _mesh(devices: np.ndarray) -> Mesh:

@@ -1,21 +1,22 @@
 """Rollout functions run over the mesh: each data shard generates by itself, with parameters gathered once."""
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
 
-from specjax import kernels
 from specjax.adapters import adapters_off, joined, merged
 from specjax.drafters import Drafter
-from specjax.keys import SeedStep
+from specjax.keys import SeedStep, seed_step
 from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES, batch_shards
+from specjax.program import Program
 from specjax.quantization import QuantizedKernel, kernel_layout, map_kernels, rollout_copy
 from specjax.rollout.plan import RolloutConfig, choose_lengths
 from specjax.rollout.speculative import speculative_rollout
@@ -106,6 +107,24 @@ def cast_shardings(policy: Policy, drafter: Drafter, params: Params) -> Params:
     return Params(policy_copy, draft_copy, jax.tree.map(gathered, params.memory), base_copy)
 
 
+def copy_on(mesh: Mesh, policy: Policy, drafter: Drafter, params: Params) -> Params:
+    """Return what `cast_params` returns as ShapeDtypeStructs on a mesh, gathered over data and fsdp.
+
+    Each is divided as on its own mesh, but over no axis of the given mesh that does not divide it.
+    """
+
+    def fit(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        names = (axes if isinstance(axes, tuple) or axes is None else (axes,) for axes in sharding.spec)
+        divided = (
+            axes if axes and size % math.prod(mesh.shape[axis] for axis in axes) == 0 else None
+            for axes, size in zip(names, x.shape, strict=False)
+        )
+        return x.update(sharding=NamedSharding(mesh, P(*divided)))
+
+    shapes = jax.eval_shape(partial(cast_params, policy, drafter), params)
+    return jax.tree.map(fit, shapes, cast_shardings(policy, drafter, params))
+
+
 def per_shard(rollout_fn: RolloutFn, policy: Policy, drafter: Drafter, config: RolloutConfig, mesh: Mesh) -> Generate:
     """Return a function that runs `rollout_fn` on each data shard, with the shard's prompts and its own loop.
 
@@ -128,33 +147,38 @@ def per_shard(rollout_fn: RolloutFn, policy: Policy, drafter: Drafter, config: R
     )
 
 
+class GenerateProgram(NamedTuple):
+    """Compiled function (params, prompts, seed_step, chosen=None) -> Rollout: see `make_generate`."""
+
+    program: Program[Rollout]
+    mesh: Mesh
+
+    def __call__(self, params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice = None) -> Rollout:
+        return self.program(params, place(prompts, self.mesh), seed_step, chosen)
+
+    def start_compiling(self, params: Params, prompts: Prompts) -> None:
+        """Start to compile for such parameters and prompts, as `Program.start_compiling`; without `chosen`."""
+        self.program.start_compiling(params, abstract_prompts(prompts, self.mesh), seed_step(0, 0), None)
+
+
 def make_generate(
     policy: Policy,
     drafter: Drafter,
     config: RolloutConfig,
     mesh: Mesh,
     rollout_fn: RolloutFn = speculative_rollout,
-) -> Callable[..., Rollout]:
-    """Return a jitted function (params, prompts, seed_step, chosen=None) -> Rollout, for evaluation and serving.
+) -> GenerateProgram:
+    """Return a compiled function (params, prompts, seed_step, chosen=None) -> Rollout, for evaluation and serving.
 
     It cannot be traced into another program: on CPUs jax raises ValueError, because compiler options belong to a
     whole program.
     """
     generate = per_shard(rollout_fn, policy, drafter, config, mesh)
 
-    # The mesh determines the platform that the options are for.
-    with jax.set_mesh(mesh):
-        options = kernels.compiler_options(policy.dtype)
-
-    @partial(jax.jit, compiler_options=options)
     def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
         return generate(prepare(policy, drafter, params), prompts, seed_step, chosen)
 
-    def call(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice = None) -> Rollout:
-        with jax.set_mesh(mesh):
-            return kernels.finished(run(params, place(prompts, mesh), seed_step, chosen), mesh)
-
-    return call
+    return GenerateProgram(Program(run, mesh, decodes_in=policy.dtype), mesh)
 
 
 def place(prompts: Prompts, mesh: Mesh) -> Prompts:

@@ -6,48 +6,48 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from specjax import kernels
+from specjax.adapters import joined
+from specjax.parallel.mesh import BATCH_AXES
+from specjax.program import Program
 from specjax.rewards import HostReward
-from specjax.rollout.generate import Choice, make_prepare, place
+from specjax.rollout.generate import Choice, abstract_prompts, copy_on, make_prepare, place
 from specjax.train.batch import ScoredSequences, TrainBatch
 from specjax.train.metrics import Metrics
 from specjax.train.selection import withhold_rewards
 from specjax.train.stages import LogProbs, Stages
 from specjax.train.train_step import StepResult
-from specjax.types import Params, Prompts, PyTree, Rollout, TrainState
+from specjax.types import Params, Prompts, PyTree, Reward, Rollout, TrainState
 
 Seconds = dict[str, float]
 
 
 class Clock:
-    """Compiles functions on first use, with the options of the fused program, and times each run to its end."""
+    """Times each run of a program to its end, and leaves out its compilation."""
 
-    def __init__(self, dtype: jnp.dtype) -> None:
-        self._dtype = dtype
-        self._compiled: dict[str, jax.stages.Compiled] = {}
+    def __init__(self) -> None:
         self._last = 0.0
 
     def start(self) -> None:
         """Start the clock: the seconds of the next call count from now."""
         self._last = time.perf_counter()
 
-    def __call__(
-        self, name: str, run: Callable, *args: PyTree, pure: bool = False, **jit_options: Any
-    ) -> tuple[Any, float]:
-        """Return the result of `run(*args)`, and the seconds since the previous call ended, so that they add up.
+    def __call__(self, program: Program, *args: PyTree, pure: bool = False) -> tuple[Any, float]:
+        """Return the result of `program(*args)`, and the seconds since the previous call ended, so that they add up.
 
-        They exclude compilation, on the first call with a name. With `pure` they exclude the first run too, which is
+        They exclude compilation, on the program's first call. With `pure` they exclude the first run too, which is
         slower than later ones: allowed if nothing is donated and the host is not called.
         """
-        if name not in self._compiled:
-            program = jax.jit(run, compiler_options=kernels.compiler_options(self._dtype), **jit_options)
-            self._compiled[name] = program.lower(*args).compile()
+        if not program.compiled:
+            # If it was started for the same arguments, jax has it already.
+            program.start_compiling(*args)
+            program.wait(*args)
             if pure:
-                jax.block_until_ready(self._compiled[name](*args))
+                jax.block_until_ready(program(*args))
             self.start()
-        return self.on_host(self._compiled[name], *args)
+        return self.on_host(program, *args)
 
     def on_host(self, run: Callable, *args: PyTree) -> tuple[Any, float]:
         """Return the result of `run(*args)`, and the seconds since the previous call ended, without compiling it."""
@@ -68,49 +68,88 @@ class StagedStep:
     """
 
     def __init__(self, stages: Stages) -> None:
-        self.stages, self._timed = stages, Clock(stages.policy.dtype)
-        self._layout: PyTree = None
+        self.stages, self._timed = stages, Clock()
+        self._programs: dict[str, Program] = {}
         self._prepare: Callable[[Params], Params] | None = None
 
     def __call__(self, state: TrainState, prompts: Prompts, chosen: Choice = None) -> tuple[StepResult, Seconds]:
         """Take a step stage by stage. chosen: index of each phase's draft length; None: `Stages.choose` picks it."""
-        stages, seconds = self.stages, {}
+        if not self._programs:
+            self.start_compiling(state, prompts)
+        stages, programs, seconds = self.stages, self._programs, dict[str, float]()
         if chosen is None:
             chosen = stages.choose(state)
         jax.block_until_ready((state, chosen))
         self._timed.start()
-        with jax.set_mesh(stages.mesh):
-            prompts = place(prompts, stages.mesh)
-            params, seconds["prepare"] = self.prepare(state)
-            rollout, seconds["generation"] = self._timed(
-                "generate", stages.generate, params, prompts, state.step, chosen, state.carried, pure=True
-            )
-            # Free the gathered copy, as the fused program has done by now: meshes are chosen for its memory.
-            del params
-            if isinstance(stages.reward_fn, HostReward):
-                scores, scoring_s = self._timed.on_host(stages.reward, rollout, prompts)
-            else:
-                scores, scoring_s = self._timed("reward", stages.reward, rollout, prompts)
-            scores = withhold_rewards(scores, rollout, stages.config.rollout)
-            (sequences, metrics), selecting_s = self._timed("select", stages.select, rollout, prompts, scores)
-            seconds["reward"] = scoring_s + selecting_s
-            log_probs, seconds["logprob"] = self._timed("logprob", stages.logprob, state, sequences)
-            base = state.params.base
-            train = with_base(state, ()), base, sequences, log_probs, prompts, rollout
-            options: dict[str, Any] = dict(out_shardings=(self._layout, None, None), donate_argnums=0)
-            (state, batch, losses), seconds["train"] = self._timed("train", self._train, *train, **options)
-            state = with_base(state, base)
+        prompts = place(prompts, stages.mesh)
+        params, seconds["prepare"] = self.prepare(state)
+        rollout, seconds["generation"] = self._timed(
+            programs["generate"], params, prompts, state.step, chosen, state.carried, pure=True
+        )
+        # Free the gathered copy, as the fused program has done by now: meshes are chosen for its memory.
+        del params
+        if isinstance(stages.reward_fn, HostReward):
+            scores, scoring_s = self._timed.on_host(stages.reward, rollout, prompts)
+        else:
+            scores, scoring_s = self._timed(programs["reward"], rollout, prompts)
+        (scores, sequences, metrics), selecting_s = self._timed(programs["select"], rollout, prompts, scores)
+        seconds["reward"] = scoring_s + selecting_s
+        log_probs, seconds["logprob"] = self._timed(programs["logprob"], state, sequences)
+        base = state.params.base
+        train = with_base(state, ()), base, sequences, log_probs, prompts, rollout
+        (state, batch, losses), seconds["train"] = self._timed(programs["train"], *train)
         kept = replace(batch, routes=None)
-        return (state, replace(rollout, reward=scores, batch=kept), metrics | losses), seconds
+        scored = replace(rollout, reward=scores, batch=kept)
+        return (with_base(state, base), scored, metrics | losses), seconds
+
+    def start_compiling(self, state: TrainState, prompts: Prompts) -> None:
+        """Start to compile all stages, beside each other and beside what runs. Arguments as of `TrainStep.lower`."""
+        if not self._programs:
+            self._make_programs(state)
+        stages, programs = self.stages, self._programs
+        rows, everywhere = (NamedSharding(stages.mesh, axes) for axes in (P(BATCH_AXES), P()))
+        with jax.set_mesh(stages.mesh):
+            params = joined(copy_on(stages.mesh, stages.policy, stages.drafter, state.params))
+            chosen = _on(everywhere, jax.eval_shape(stages.choose, state))
+        prompts = abstract_prompts(prompts, stages.mesh)
+        generated = programs["generate"].start_compiling(params, prompts, state.step, chosen, state.carried)
+        rollout = _on(rows, generated)
+        if isinstance(stages.reward_fn, HostReward):
+            scores = stages.reward_fn.shapes(rollout)
+        else:
+            scores = _on(rows, programs["reward"].start_compiling(rollout, prompts))
+        _, sequences, _ = programs["select"].start_compiling(rollout, prompts, scores)
+        sequences = _on(rows, sequences)
+        log_probs = _on(rows, programs["logprob"].start_compiling(state, sequences))
+        args = with_base(state, ()), state.params.base, sequences, log_probs, prompts, rollout
+        programs["train"].start_compiling(*args)
 
     def prepare(self, state: TrainState) -> tuple[Params, float]:
-        """Return the parameters prepared for the rollout, and the seconds it took. Call with the mesh set."""
-        if self._prepare is None:
-            self._layout = jax.tree.map(lambda x: x.sharding, with_base(state, ()))
-            self._prepare = make_prepare(self.stages.policy, self.stages.drafter, state.params)
-            jax.block_until_ready(self._prepare(state.params))
-            self._timed.start()
-        return self._timed.on_host(self._prepare, state.params)
+        """Return the parameters prepared for the rollout, and the seconds it took."""
+        with jax.set_mesh(self.stages.mesh):
+            if self._prepare is None:
+                self._prepare = make_prepare(self.stages.policy, self.stages.drafter, state.params)
+                jax.block_until_ready(self._prepare(state.params))
+                self._timed.start()
+            return self._timed.on_host(self._prepare, state.params)
+
+    def _make_programs(self, state: TrainState) -> None:
+        """Make the programs of the stages. States keep the sharding of this one."""
+        stages, rows = self.stages, NamedSharding(self.stages.mesh, P(BATCH_AXES))
+        layout = jax.tree.map(lambda x: x.sharding, with_base(state, ()))
+        functions: dict[str, tuple[Callable, dict[str, Any]]] = {
+            "generate": (stages.generate, {"out_shardings": rows}),
+            "reward": (stages.reward, {"out_shardings": rows}),
+            "select": (self._select, {"in_shardings": rows, "out_shardings": (rows, rows, None)}),
+            "logprob": (stages.logprob, {"out_shardings": rows}),
+            "train": (self._train, {"out_shardings": (layout, None, None), "donate_argnums": 0}),
+        }
+        for name, (run, options) in functions.items():
+            self._programs[name] = Program(run, stages.mesh, decodes_in=stages.policy.dtype, **options)
+
+    def _select(self, rollout: Rollout, prompts: Prompts, scores: Reward) -> tuple[Reward, ScoredSequences, Metrics]:
+        scores = withhold_rewards(scores, rollout, self.stages.config.rollout)
+        return scores, *self.stages.select(rollout, prompts, scores)
 
     def _train(
         self,
@@ -131,6 +170,10 @@ def with_base(state: TrainState, base: PyTree) -> TrainState:
     return replace(state, params=replace(state.params, base=base))
 
 
+def _on(sharding: NamedSharding, shapes: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
+
+
 class ProbeStep:
     """Step that is called like the fused one and adds stage times in seconds and the speed-up to the metrics.
 
@@ -143,17 +186,18 @@ class ProbeStep:
     def __init__(self, stages: Stages) -> None:
         config, rollout = stages.config, stages.config.rollout
         plain = replace(config, rollout=replace(rollout, draft_length=0, draft_lengths=()))
-        self._mesh, self._timed, self._step = stages.mesh, Clock(stages.policy.dtype), StagedStep(stages)
-        self._generate_plain = replace(stages, config=plain).generate
+        self._mesh, self._timed, self._step = stages.mesh, Clock(), StagedStep(stages)
+        self._generate_plain = Program(
+            replace(stages, config=plain).generate, stages.mesh, decodes_in=stages.policy.dtype
+        )
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
-        with jax.set_mesh(self._mesh):
-            prompts = place(prompts, self._mesh)
-            params, _ = self._step.prepare(state)
-            self._timed.start()
-            args = params, prompts, state.step, None, state.carried
-            plain, plain_s = self._timed("generate", self._generate_plain, *args, pure=True)
-            del params
+        prompts = place(prompts, self._mesh)
+        params, _ = self._step.prepare(state)
+        self._timed.start()
+        args = params, prompts, state.step, None, state.carried
+        plain, plain_s = self._timed(self._generate_plain, *args, pure=True)
+        del params
         (state, rollout, metrics), seconds = self._step(state, prompts)
         speed = int(rollout.written.sum()) / seconds["generation"]
         times: dict[str, Any] = {f"time/{stage}": value for stage, value in seconds.items()}

@@ -12,10 +12,10 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from specjax import kernels
 from specjax.drafters import Drafter
 from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES
+from specjax.program import Program
 from specjax.rewards import HostReward, RewardFn
 from specjax.rollout.generate import RolloutFn, abstract_prompts, place
 from specjax.rollout.speculative import speculative_rollout
@@ -67,29 +67,35 @@ class TrainStep:
         self._stages, self._mesh, self._rows = stages, stages.mesh, NamedSharding(stages.mesh, P(BATCH_AXES))
         # A rollout of another mesh has counts for each shard of that one, so it keeps its layout.
         self._of_rollout = None if from_another_mesh else self._rows
-        self._jitted: dict[str, jax.stages.Wrapped] = {}
+        self._programs: dict[str, Program] = {}
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
         """Take a step. The state is donated."""
         if isinstance(self._stages.reward_fn, HostReward):
             rollout = self.generate(state, prompts)
             return self.update(state, prompts, rollout, self._stages.reward(rollout, prompts))
-        with jax.set_mesh(self._mesh):
-            step = self._program("step", state)
-            return kernels.finished(step(state, place(prompts, self._mesh)), self._mesh)
+        return self._program("step", state)(state, place(prompts, self._mesh))
 
     def generate(self, state: TrainState, prompts: Prompts) -> Rollout:
         """Return the completions of the state's policy: the first of two programs."""
-        with jax.set_mesh(self._mesh):
-            generate = self._program("generate", state)
-            return kernels.finished(generate(state, place(prompts, self._mesh)), self._mesh)
+        return self._program("generate", state)(state, place(prompts, self._mesh))
 
     def update(self, state: TrainState, prompts: Prompts, rollout: Rollout, scores: Reward) -> StepResult:
         """Train on scored completions: the second of two programs. The state and the rollout are donated."""
-        with jax.set_mesh(self._mesh):
-            update = self._program("update", state)
-            scores = processes.place(scores, self._rows)
-            return kernels.finished(update(state, place(prompts, self._mesh), rollout, scores), self._mesh)
+        scores = processes.place(scores, self._rows)
+        return self._program("update", state)(state, place(prompts, self._mesh), rollout, scores)
+
+    def start_compiling(self, state: TrainState, prompts: Prompts) -> None:
+        """Start to compile the programs of a step, beside each other and beside what runs. See `lower`."""
+        args = state, abstract_prompts(prompts, self._mesh)
+        if isinstance(self._stages.reward_fn, HostReward):
+            self.start_compiling_update(*args, self._program("generate", state).start_compiling(*args))
+        else:
+            self._program("step", state).start_compiling(*args)
+
+    def start_compiling_update(self, state: TrainState, prompts: Prompts, rollout: Rollout) -> None:
+        """Start to compile `update` for rollouts of these shapes. See `lower` for the other arguments."""
+        self._program("update", state).start_compiling(*self._update_args(state, prompts, rollout))
 
     def lower(self, state: TrainState, prompts: Prompts) -> jax.stages.Lowered:
         """Return the lowered program of a step with a traced reward, for inspection. Runs and allocates nothing.
@@ -97,13 +103,12 @@ class TrainStep:
         state, prompts: arrays or ShapeDtypeStructs, the state's with shardings. The devices of the mesh may be absent.
         """
         with jax.set_mesh(self._mesh):
-            return self._program("step", state).lower(state, abstract_prompts(prompts, self._mesh))
+            return self._program("step", state).trace(state, abstract_prompts(prompts, self._mesh)).lower()
 
     def trace_half(self, name: Literal["generate", "update"], state: TrainState, prompts: Prompts) -> jax.stages.Traced:
         """Return the traced program `generate` or `update`, to lower or to inspect. See `lower` for the arguments."""
-        with jax.set_mesh(self._mesh):
-            # Traced once for both programs: jax keeps the trace.
-            generate = self._program("generate", state).trace(state, abstract_prompts(prompts, self._mesh))
+        # Traced once for both programs: jax keeps the trace.
+        generate = self._program("generate", state).trace(state, abstract_prompts(prompts, self._mesh))
         if name == "generate":
             return generate
         rollout = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), generate.out_info)
@@ -111,34 +116,41 @@ class TrainStep:
 
     def trace_update(self, state: TrainState, prompts: Prompts, rollout: Rollout) -> jax.stages.Traced:
         """Return the traced program `update` for a rollout of these shapes. See `lower` for the other arguments."""
-        with jax.set_mesh(self._mesh):
-            prompts = abstract_prompts(prompts, self._mesh)
-            if isinstance(self._stages.reward_fn, HostReward):
-                scores = self._stages.reward_fn.shapes(rollout)
-            else:
-                scores = jax.eval_shape(self._stages.reward, rollout, prompts)
-            return self._program("update", state).trace(state, prompts, rollout, scores)
+        return self._program("update", state).trace(*self._update_args(state, prompts, rollout))
 
-    def _program(self, name: str, state: TrainState) -> jax.stages.Wrapped:
-        """Return a stage of the step, jitted on first use.
+    def _update_args(
+        self, state: TrainState, prompts: Prompts, rollout: Rollout
+    ) -> tuple[TrainState, Prompts, Rollout, Reward]:
+        """Return what `update` is traced for. Only shapes and dtypes of the rollout are read."""
+        prompts = abstract_prompts(prompts, self._mesh)
+        if isinstance(self._stages.reward_fn, HostReward):
+            scores = self._stages.reward_fn.shapes(rollout)
+        else:
+            with jax.set_mesh(self._mesh):
+                scores = jax.eval_shape(self._stages.reward, rollout, prompts)
+        return state, prompts, rollout, scores
+
+    def _program(self, name: str, state: TrainState) -> Program:
+        """Return a program of the step, made on first use.
 
         Old parameters and moments are not needed after the update. Donated, they are updated in place.
         """
-        if name not in self._jitted:
+        if name not in self._programs:
             layout, rows, rollout = jax.tree.map(lambda x: x.sharding, state), self._rows, self._of_rollout
             function, inputs, outputs, donated = {
                 "step": (train_step, (layout, rows), (layout, rows, None), (0,)),
                 "generate": (generate, (layout, rows), rows, ()),
                 "update": (update, (layout, rows, rollout, rows), (layout, rollout, None), (0, 2)),
             }[name]
-            self._jitted[name] = jax.jit(
+            self._programs[name] = Program(
                 partial(function, self._stages),
+                self._mesh,
+                decodes_in=self._stages.policy.dtype,
                 in_shardings=inputs,
                 out_shardings=outputs,
                 donate_argnums=donated,
-                compiler_options=kernels.compiler_options(self._stages.policy.dtype),
             )
-        return self._jitted[name]
+        return self._programs[name]
 
 
 def make_train_step(

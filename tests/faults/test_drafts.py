@@ -67,7 +67,7 @@ def test_row_29_acceptance_is_measured_on_no_more_sequences_than_a_step_has(monk
 def test_row_29_evaluation_takes_no_more_sequences_at_a_time_than_a_step_has(
     monkeypatch: pytest.MonkeyPatch, prompts: int, samples: int, sizes: list[int]
 ) -> None:
-    monkeypatch.setattr("launch.run.start.make_evaluate", lambda experiment, reward_fn, batches: lambda _: batches)
+    monkeypatch.setattr("launch.run.start.Evaluate", lambda experiment, reward_fn, batches: lambda _: batches)
     experiment = build_experiment(override(RUN, {"data.prompts": prompts, "eval.samples": samples}))
     batches = held_out_evaluator(experiment, lambda *_: None)(None)  # pyright: ignore[reportArgumentType]
     assert [len(batch.id) for batch in batches] == sizes  # pyright: ignore[reportGeneralTypeIssues]

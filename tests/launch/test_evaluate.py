@@ -14,7 +14,7 @@ import launch.evaluation.sampler
 from launch.cli.options import parse_run
 from launch.data.batches import prompts_per_batch
 from launch.evaluation.options import EvaluateArgs
-from launch.evaluation.sampler import Sampler, make_evaluate
+from launch.evaluation.sampler import Evaluate, Sampler
 from launch.evaluation.statistics import over_prompts, pass_at_k
 from launch.setup.experiment import build_experiment
 from specjax.drafters import Drafter, NGramDrafter, NoDrafter
@@ -91,7 +91,7 @@ def test_evaluation_uses_the_fixed_draft_length(drafter: Drafter, length: int, m
     tokenizer = SimpleNamespace(stop_tokens=(0,))
     experiment: Any = SimpleNamespace(config=config, networks=networks, mesh=None, rollout_fn=None, tokenizer=tokenizer)
     assert Sampler(experiment, drafter, 4).draft_length == length
-    make_evaluate(experiment, lambda rollout, prompts: None, [])  # pyright: ignore[reportArgumentType]
+    Evaluate(experiment, lambda rollout, prompts: None, [])  # pyright: ignore[reportArgumentType]
     plain = POLICY, RolloutConfig(group_size=4, draft_length=0)
     assert taken == [(POLICY, RolloutConfig(group_size=4, draft_length=length))] * 2 + [plain]
 

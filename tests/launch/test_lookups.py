@@ -116,7 +116,7 @@ def test_prompts_that_are_held_out_see_no_memory(monkeypatch: pytest.MonkeyPatch
     experiment = build_experiment(replace(CONFIG, draft=draft))
     params, prompts = experiment.networks.params, experiment.held_out_prompts.batch(np.arange(2))
     monkeypatch.setattr(launch.evaluation.sampler, "make_generate", lambda *_: generate)
-    evaluate = launch.evaluation.sampler.make_evaluate(experiment, lambda *_: None, [prompts])
+    evaluate = launch.evaluation.sampler.Evaluate(experiment, lambda *_: None, [prompts])
     with pytest.raises(Seen) as seen:
         evaluate(fresh_state(experiment, params, None))
     assert seen.value.args == ((),) and len(params.memory) == len(experiment.problems.train)

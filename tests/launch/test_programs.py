@@ -10,10 +10,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+import jax
 import pytest
 
 import launch.generate
@@ -200,10 +202,19 @@ def test_tiny_from_warm_up_to_the_closing_comparison(
             staged.append("probe")
             return super().__call__(state, prompts)
 
-    monkeypatch.setattr("launch.train.ProbeStep", Counted)
-    to_wandb = fake_wandb(monkeypatch)
+    monkeypatch.setattr("launch.run.start.ProbeStep", Counted)
+    to_wandb, late = fake_wandb(monkeypatch), set[str]()
+
+    def hear(event: str, duration_secs: float, fun_name: str = "", **_: str | int) -> None:
+        if event.endswith("backend_compile_duration") and threading.current_thread() is threading.main_thread():
+            late.add(fun_name.removeprefix("jit(").removesuffix(")"))
+
+    jax.monitoring.register_event_duration_secs_listener(hear)
     options = TINY | more | {"--out": str(tmp_path / "run"), "--log.wandb-project": "sums"}
     assert launch.train.main(argv("tiny", options)) == 0
+    jax.monitoring.unregister_event_duration_listener(hear)
+    # All were started before they were called, and for the arguments that they were called with.
+    assert not late & {"train_step", "generate", "_select", "logprob", "_train", *(["run"] if more else [])}
     said = capsys.readouterr().out
     for part in ("warm-up: 2 of 2 steps", "compiled", "accuracy", "autoregressive", "by Amdahl"):
         assert part in said

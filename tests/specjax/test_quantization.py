@@ -10,12 +10,11 @@ from jax.sharding import PartitionSpec as P
 from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import init_eagle3, make_eagle3
 from models.params import abstract_params
-from specjax.asynchronous.weight_transfer import copy_on
 from specjax.checkpoint_integrity import check_finite
 from specjax.drafters import Drafter, HeadDrafter, ModelDrafter
 from specjax.keys import seed_step
 from specjax.quantization import QuantizedKernel, dequantized, project, quantize, quantized, rollout_copy
-from specjax.rollout.generate import make_generate, make_prepare, per_shard, place, prepare
+from specjax.rollout.generate import copy_on, make_generate, make_prepare, per_shard, place, prepare
 from specjax.rollout.speculative import speculative_rollout
 from specjax.testing.hlo import Program
 from specjax.types import EightBit, Params, Rollout

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
+from specjax.program import Program
 from specjax.rewards import HostReward, host_reward
 from specjax.rollout.generate import place
 from specjax.rollout.speculative import speculative_rollout
@@ -82,9 +83,8 @@ def test_no_program_holds_a_callback_and_the_state_is_donated() -> None:
     arguments = jax.tree.map(jax.typeof, (state, prompts, rollout, scores))
     step.update(state, prompts, rollout, scores)
     assert all(x.is_deleted() for x in jax.tree.leaves((state, rollout.tokens)))
-    with jax.set_mesh(mesh):
-        for name, program in step._jitted.items():
-            assert "callback" not in program.lower(*arguments[: 2 if name == "generate" else 4]).as_text()
+    for name, program in step._programs.items():
+        assert "callback" not in program.trace(*arguments[: 2 if name == "generate" else 4]).lower().as_text()
 
 
 @pytest.mark.parametrize(("pure", "ran"), [(False, [1, 2]), (True, [2, 3])])
@@ -95,9 +95,9 @@ def test_a_pure_program_is_run_once_more_the_first_time(pure: bool, ran: list[in
         io_callback(lambda: runs.append(0), None)
         return 2 * x
 
-    clock = Clock(jnp.dtype("float32"))
+    clock, program = Clock(), Program(counted, mesh_of(1, 1, 1))
     for count in ran:
-        result, seconds = clock("counted", counted, jnp.float32(3), pure=pure)
+        result, seconds = clock(program, jnp.float32(3), pure=pure)
         assert result == 6 and seconds > 0
         jax.effects_barrier()
         assert len(runs) == count

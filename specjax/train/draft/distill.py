@@ -5,7 +5,7 @@ train on the answer.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float
 
-from specjax import kernels
 from specjax.adapters import joined
 from specjax.drafters import Drafter
 from specjax.drafters.base import Anchors, at_anchors
 from specjax.log_probs import teacher_forced
 from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES, batch_shards
+from specjax.program import Program
 from specjax.sampling import SamplingLaw
 from specjax.train.batch import Sequences, split
 from specjax.train.draft.anchors import spaced_anchors
@@ -57,7 +57,40 @@ class DistillBatch(NamedTuple):
     anchors: Anchors
 
 
-DistillStep = Callable[[DistillState, PyTree, DistillBatch], tuple[DistillState, Metrics]]
+class OverRows(Generic[T]):
+    """Function (params, sequences) -> result, compiled, with the rows split over the mesh."""
+
+    def __init__(self, run: Callable[[PyTree, Sequences], T], mesh: Mesh) -> None:
+        self._program, self._rows = Program(run, mesh), NamedSharding(mesh, P(BATCH_AXES))
+
+    def __call__(self, params: PyTree, sequences: Sequences) -> T:
+        return self._program(params, processes.place(sequences, self._rows))
+
+    def start_compiling(self, params: PyTree, sequences: Sequences) -> None:
+        """Start to compile for sequences of such shapes (`Program.start_compiling`)."""
+        self._program.start_compiling(params, _on(self._rows, sequences))
+
+
+class DistillStep:
+    """Compiled step of distillation: see `make_distill_step`."""
+
+    def __init__(self, step: Callable[..., tuple[DistillState, Metrics]], mesh: Mesh) -> None:
+        self._step, self._mesh, self._rows = step, mesh, NamedSharding(mesh, P(BATCH_AXES))
+        self._made: Program[tuple[DistillState, Metrics]] | None = None
+
+    def __call__(self, state: DistillState, weights: PyTree, batch: DistillBatch) -> tuple[DistillState, Metrics]:
+        return self._program(state, weights)(state, weights, processes.place(batch, self._rows))
+
+    def start_compiling(self, state: DistillState, weights: PyTree, batch: DistillBatch) -> None:
+        """Start to compile for a batch of such shapes (`Program.start_compiling`)."""
+        self._program(state, weights).start_compiling(state, weights, _on(self._rows, batch))
+
+    def _program(self, state: DistillState, weights: PyTree) -> Program[tuple[DistillState, Metrics]]:
+        if self._made is None:
+            layout, fixed = (jax.tree.map(lambda x: x.sharding, tree) for tree in (state, weights))
+            shardings = {"in_shardings": (layout, fixed, self._rows), "out_shardings": (layout, None)}
+            self._made = Program(self._step, self._mesh, **shardings, donate_argnums=0)
+        return self._made
 
 
 def init_distill_state(draft: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh) -> DistillState:
@@ -65,7 +98,7 @@ def init_distill_state(draft: PyTree, optimizer: optax.GradientTransformation, m
     return DistillState(jax.tree.map(jnp.copy, draft), init_moments(optimizer, draft, mesh))
 
 
-def make_teacher(policy: Policy, mesh: Mesh, microbatches: int = 1) -> Callable[[PyTree, Sequences], TeacherOutputs]:
+def make_teacher(policy: Policy, mesh: Mesh, microbatches: int = 1) -> OverRows[TeacherOutputs]:
     """Return (weights, sequences) -> outputs of the policy, one program for each width of the rows."""
 
     def run(weights: PyTree, sequences: Sequences) -> TeacherOutputs:
@@ -78,7 +111,7 @@ def make_teacher(policy: Policy, mesh: Mesh, microbatches: int = 1) -> Callable[
         parts = jax.lax.map(forward, split(sequences, microbatches))
         return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1).reshape(sequences.tokens.shape[0], *x.shape[2:]), parts)
 
-    return _over_rows(run, mesh)
+    return OverRows(run, mesh)
 
 
 def make_distill_step(
@@ -120,18 +153,7 @@ def make_distill_step(
         }
         return DistillState(draft, moments), metrics
 
-    rows = NamedSharding(mesh, P(BATCH_AXES))
-    jitted: list[jax.stages.Wrapped] = []
-
-    def call(state: DistillState, weights: PyTree, batch: DistillBatch) -> tuple[DistillState, Metrics]:
-        with jax.set_mesh(mesh):
-            if not jitted:
-                layout, fixed = (jax.tree.map(lambda x: x.sharding, tree) for tree in (state, weights))
-                shardings = {"in_shardings": (layout, fixed, rows), "out_shardings": (layout, None)}
-                jitted.append(jax.jit(step, **shardings, donate_argnums=0))
-            return kernels.finished(jitted[0](state, weights, processes.place(batch, rows)), mesh)
-
-    return call
+    return DistillStep(step, mesh)
 
 
 def _policy_output(policy: Policy, weights: PyTree, teacher: TeacherOutputs, logit_chunk: int) -> PolicyOutput:
@@ -152,7 +174,7 @@ def make_predict(
     *,
     microbatches: int = 1,
     logit_chunk: int = 0,
-) -> Callable[[Params, Sequences], tuple[Array, Array]]:
+) -> OverRows[tuple[Array, Array]]:
     """Return (params, sequences) -> (overlap, tokens), each summed over the completion tokens; compiled once.
 
     With a stride, the overlap is measured at one in so many tokens, which stand for the others. The sums' ratio is the
@@ -173,7 +195,7 @@ def make_predict(
         overlaps = jax.lax.map(overlap, split(sequences, microbatches))
         return jnp.sum(overlaps), jnp.sum(sequences.completion, dtype=jnp.float32)
 
-    return _over_rows(run, mesh)
+    return OverRows(run, mesh)
 
 
 def _weighted(overlap: Float[Array, "R S"], anchors: Anchors) -> Float[Array, ""]:
@@ -181,17 +203,8 @@ def _weighted(overlap: Float[Array, "R S"], anchors: Anchors) -> Float[Array, ""
     return jnp.sum(overlap * at_anchors(anchors, anchors.weight, overlap.shape[1]))
 
 
-def _over_rows(run: Callable[[PyTree, Sequences], T], mesh: Mesh) -> Callable[[PyTree, Sequences], T]:
-    """Return `run`, compiled, with the rows split over the mesh."""
-    jitted = jax.jit(run)
-
-    def call(params: PyTree, sequences: Sequences) -> T:
-        with jax.set_mesh(mesh):
-            return kernels.finished(
-                jitted(params, processes.place(sequences, NamedSharding(mesh, P(BATCH_AXES)))), mesh
-            )
-
-    return call
+def _on(rows: NamedSharding, tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), tree)
 
 
 def _check_rows(sequences: Sequences, mesh: Mesh, microbatches: int) -> None:
