@@ -26,7 +26,7 @@ from launch.cli.long_phases import LongPhases
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.recipe_options import TRAIN
 from launch.costs.turns import timed_turns
-from launch.distillation.acceptance import measure_acceptance
+from launch.distillation.acceptance import AcceptanceMeter
 from launch.distillation.trainer import distill
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.supervised_warmup import warm_up
@@ -140,7 +140,7 @@ def starts(config: RunConfig, args: KindsArgs) -> dict[str, Start]:
         accepted = None
         if alone and networks.draft.has_params:
             temperature = config.rollout.law.temperature
-            accepted = measure_acceptance(experiment, networks.drafter, params, temperature).counts.rates
+            accepted = AcceptanceMeter(experiment, networks.drafter, params, temperature).measure().counts.rates
         train = experiment.problems.train[: args.problems or None]
         experiment = replace(experiment, problems=experiment.problems._replace(train=train))
         arms[arm] = Start(experiment, networks.drafter, params, accepted)

@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.bench.rollout_timer import RolloutTime, RolloutTimer
 from launch.cli.long_phases import LongPhases
 from launch.data.responses import Answers, answers_of
-from launch.distillation.acceptance import measure_acceptance
+from launch.distillation.acceptance import AcceptanceMeter
 from launch.distillation.trainer import distill
 from launch.rewards.reward_fn import make_reward
 from launch.setup.experiment import Experiment
@@ -182,8 +182,7 @@ def by_position(experiment: Experiment, drafts: Mapping[str, Params]) -> dict[st
     """Return the acceptance at each position on held-out prompts, not conditional on earlier positions."""
     positions = {}
     for name, params in drafts.items():
-        counts = measure_acceptance(
-            experiment, experiment.networks.drafter, params, experiment.config.rollout.law.temperature
-        ).counts
+        temperature = experiment.config.rollout.law.temperature
+        counts = AcceptanceMeter(experiment, experiment.networks.drafter, params, temperature).measure().counts
         positions[name] = [Position(*pair) for pair in zip(counts.drafted, counts.accepted, strict=True)]
     return positions

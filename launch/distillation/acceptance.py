@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from launch.cli.errors import ConfigError
@@ -17,6 +19,7 @@ from specjax.keys import seed_step
 from specjax.parallel import processes
 from specjax.rollout.generate import make_generate
 from specjax.rollout.plan import RolloutConfig
+from specjax.train.batch import Sequences
 from specjax.train.draft.distill import make_predict
 from specjax.types import Params, Rollout
 
@@ -121,69 +124,79 @@ def check_counts(experiment: Experiment) -> None:
         )
 
 
-def measure_acceptance(
-    experiment: Experiment,
-    drafter: Drafter,
-    params: Params,
-    temperature: float,
-    untrained: Params | None = None,
-    long_phases: LongPhases = NOT_KEPT,
-) -> HeldOutAcceptance:
-    """Generate completions of held-out prompts at the run's longest draft length and measure their acceptance.
+class AcceptanceMeter:
+    """Meter of a draft's acceptance on held-out prompts at one temperature, at the run's longest draft length.
 
-    Raises Stopped at a signal.
-
-    untrained:  parameters before training. Their predicted acceptance on the same answers is returned too.
-    long_phases: progress of earlier processes, which is not repeated.
+    The constructor starts to compile its programs, so that those of several temperatures compile side by side.
     """
-    config, policy, mesh = experiment.config, experiment.networks.policy, experiment.mesh
-    law = replace(config.rollout.law, temperature=temperature)
-    options = replace(at_longest(config.rollout), law=law, group_size=config.eval.samples)
-    table = experiment.held_out_prompts.first(config.eval.prompts)
-    generate = make_generate(policy, drafter, options, mesh, experiment.rollout_fn)
-    # About as many sequences at a time as in a step, because memory grows with them.
-    batch_size = prompts_per_batch(experiment.sequences, options.group_size, len(table.rows), mesh)
-    batches = fixed_batches(table, batch_size)
-    with long_phases.phase(f"acceptance at temperature {temperature}", len(batches), "batches") as phase:
-        saved = phase.restore("records"), phase.restore("answers")
-        records = [] if saved[0] is None else [DraftRecords(**saved[0])]
-        answered = [] if saved[1] is None else [Answers(**saved[1])]
-        for prompts in batches[phase.done :]:
-            # Step -1 keys the noise of evaluation; training steps are not negative.
-            rollout = generate(params, prompts, seed_step(config.seed, -1))
-            records.append(DraftRecords.of(rollout, np.repeat(prompts.id >= 0, options.group_size)))
-            answered.append(answers_of(prompts, rollout))
-            state = {"records": DraftRecords.join(records)._asdict(), "answers": vars(join_answers(answered))}
-            phase.finish(state, tokens=int(np.sum(rollout.lengths)))
-    completed, answers = DraftRecords.join(records), join_answers(answered)
 
-    predicted_law = replace(law, temperature=temperature or NEARLY_GREEDY)
-    passes = {"microbatches": config.distill.microbatches, "logit_chunk": config.logit_chunk}
-    predict = make_predict(policy, drafter, predicted_law, mesh, **passes)
-
-    def predicted(params: Params, which: str) -> float | None:
+    def __init__(self, experiment: Experiment, drafter: Drafter, params: Params, temperature: float) -> None:
+        config, policy, mesh = experiment.config, experiment.networks.policy, experiment.mesh
+        self._temperature, self._law = temperature, replace(config.rollout.law, temperature=temperature)
+        self._config, self._params = config, params
+        self._options = replace(at_longest(config.rollout), law=self._law, group_size=config.eval.samples)
+        table = experiment.held_out_prompts.first(config.eval.prompts)
+        # About as many sequences at a time as in a step, because memory grows with them.
+        size = prompts_per_batch(experiment.sequences, self._options.group_size, len(table.rows), mesh)
+        self._batches = fixed_batches(table, size)
+        self._generate = make_generate(policy, drafter, self._options, mesh, experiment.rollout_fn)
+        self._generate.start_compiling(params, self._batches[0])
+        predicted_law = replace(self._law, temperature=temperature or NEARLY_GREEDY)
+        passes = {"microbatches": config.distill.microbatches, "logit_chunk": config.logit_chunk}
+        self._predict = make_predict(policy, drafter, predicted_law, mesh, **passes)
         # At temperature 0 all mass is on the likeliest token, which truncation keeps.
-        if law.truncates and temperature > 0:
+        self._predicts = not self._law.truncates or temperature == 0
+        if self._predicts:
+            rows = config.distill.batch_size, self._batches[0].tokens.shape[1] + self._options.max_new_tokens
+            tokens, completion = (jax.ShapeDtypeStruct(rows, dtype) for dtype in (jnp.int32, jnp.bool_))
+            self._predict.start_compiling(params, Sequences(tokens, completion))  # pyright: ignore[reportArgumentType]
+
+    def measure(self, untrained: Params | None = None, long_phases: LongPhases = NOT_KEPT) -> HeldOutAcceptance:
+        """Generate completions and return their acceptance. Raises Stopped at a signal.
+
+        untrained:   parameters before training. Their predicted acceptance on the same answers is returned too.
+        long_phases: progress of earlier processes, which is not repeated.
+        """
+        with long_phases.phase(
+            f"acceptance at temperature {self._temperature}", len(self._batches), "batches"
+        ) as phase:
+            saved = phase.restore("records"), phase.restore("answers")
+            records = [] if saved[0] is None else [DraftRecords(**saved[0])]
+            answered = [] if saved[1] is None else [Answers(**saved[1])]
+            for prompts in self._batches[phase.done :]:
+                # Step -1 keys the noise of evaluation; training steps are not negative.
+                rollout = self._generate(self._params, prompts, seed_step(self._config.seed, -1))
+                records.append(DraftRecords.of(rollout, np.repeat(prompts.id >= 0, self._options.group_size)))
+                answered.append(answers_of(prompts, rollout))
+                state = {"records": DraftRecords.join(records)._asdict(), "answers": vars(join_answers(answered))}
+                phase.finish(state, tokens=int(np.sum(rollout.lengths)))
+        completed, answers = DraftRecords.join(records), join_answers(answered)
+        predicted = self._predicted(self._params, answers, "after training", long_phases)
+        before = None
+        if untrained is not None:
+            before = self._predicted(untrained, answers, "before training", long_phases)
+        buckets = length_buckets(completed.lengths)
+        return HeldOutAcceptance(
+            temperature=self._temperature,
+            draft_length=self._options.draft_length,
+            predicted=predicted,
+            untrained=before,
+            counts=count_drafts(completed),
+            by_length={int(length): count_drafts(completed.select(buckets == length)) for length in np.unique(buckets)},
+        )
+
+    def _predicted(self, params: Params, answers: Answers, which: str, long_phases: LongPhases) -> float | None:
+        if not self._predicts:
             return None
-        batches = list(answers.in_batches(config.distill.batch_size))
-        name = f"overlap at temperature {temperature} {which}"
+        batches = list(answers.in_batches(self._config.distill.batch_size))
+        name = f"overlap at temperature {self._temperature} {which}"
         with long_phases.phase(name, len(batches), "batches") as phase:
             saved = phase.restore("sums")
             sums = np.zeros(2, np.float32) if saved is None else saved["sums"]
             for batch in batches[phase.done :]:
-                sums = sums + np.stack(processes.fetch(predict(params, batch)))
+                sums = sums + np.stack(processes.fetch(self._predict(params, batch)))
                 phase.finish({"sums": {"sums": sums}}, tokens=int(np.sum(batch.completion)))
         return float(sums[0] / sums[1])
-
-    buckets = length_buckets(completed.lengths)
-    return HeldOutAcceptance(
-        temperature=temperature,
-        draft_length=options.draft_length,
-        predicted=predicted(params, "after training"),
-        untrained=None if untrained is None else predicted(untrained, "before training"),
-        counts=count_drafts(completed),
-        by_length={int(length): count_drafts(completed.select(buckets == length)) for length in np.unique(buckets)},
-    )
 
 
 def count_drafts(records: DraftRecords) -> DraftCounts:

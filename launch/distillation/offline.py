@@ -13,7 +13,7 @@ from launch.data.answer_files import answer_records, load_answers
 from launch.data.hub import hub_name
 from launch.data.json_lines import JsonLinesWriter
 from launch.data.responses import Answers
-from launch.distillation.acceptance import check_counts, measure_acceptance
+from launch.distillation.acceptance import AcceptanceMeter, check_counts
 from launch.distillation.export import (
     check_trained,
     check_verifier,
@@ -127,10 +127,9 @@ def distill_offline(
     console.print(f"draft saved: {' and '.join(map(str, written))}")
 
     temperature = config.rollout.law.temperature
-    measured = experiment, result.drafter, distilled
-    acceptance = [measure_acceptance(*measured, temperature, untrained=params, long_phases=long_phases)]
-    for other in sorted(set(args.temperatures) - {temperature}):
-        acceptance.append(measure_acceptance(*measured, other, long_phases=long_phases))
+    others = sorted(set(args.temperatures) - {temperature})
+    own, *further = [AcceptanceMeter(experiment, result.drafter, distilled, each) for each in (temperature, *others)]
+    acceptance = [own.measure(params, long_phases), *(meter.measure(long_phases=long_phases) for meter in further)]
     for directory in written:
         state_made_for(directory, made_for_distillation(policy, networks.decoder, acceptance[0]))
     origin = {"recipe": config.name, "policy": policy, "responses": args.responses}

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +12,9 @@ from launch.run.start import held_out_evaluator
 from launch.setup.experiment import build_experiment
 from models.hf.eagle3_dialects import Dialect
 from models.hf.eagle3_files import load_eagle3
+from specjax.keys import SeedStep
+from specjax.rollout.generate import GenerateProgram
+from specjax.types import Params, Prompts, Rollout
 from tests.launch.programs import SMALLEST
 from tests.models.eagle3_checkpoints import ONE, VOCAB, Public
 from tests.refusals import refuses
@@ -46,15 +48,15 @@ def test_row_29_acceptance_is_measured_on_no_more_sequences_than_a_step_has(monk
         sizes.clear()
         experiment = build_experiment(override(RUN, {"data.prompts": prompts}))
         params = experiment.networks.params
-        return acceptance.measure_acceptance(experiment, experiment.networks.drafter, params, 1.0, params)
+        return acceptance.AcceptanceMeter(experiment, experiment.networks.drafter, params, 1.0).measure(params)
 
-    make_generate = acceptance.make_generate
+    generate = GenerateProgram.__call__
 
-    def counting(*arguments: Any) -> Any:
-        generate = make_generate(*arguments)
-        return lambda params, prompts, noise: sizes.append(len(prompts.id)) or generate(params, prompts, noise)
+    def counting(program: GenerateProgram, params: Params, prompts: Prompts, noise: SeedStep) -> Rollout:
+        sizes.append(len(prompts.id))
+        return generate(program, params, prompts, noise)
 
-    monkeypatch.setattr(acceptance, "make_generate", counting)
+    monkeypatch.setattr(GenerateProgram, "__call__", counting)
     cut = measure(prompts=1)
     assert sizes == [2, 2, 2, 2]
     whole = measure(prompts=4)

@@ -18,7 +18,7 @@ import launch.distill
 import launch.train
 from launch.cli.long_phases import LongPhases
 from launch.cli.options import parse_run
-from launch.distillation.acceptance import measure_acceptance
+from launch.distillation.acceptance import AcceptanceMeter
 from launch.distillation.trainer import DraftTrainer, distill
 from launch.setup.experiment import build_experiment
 from models.checkpoints.draft import load_draft_checkpoint, save_draft_checkpoint
@@ -211,7 +211,8 @@ def test_under_a_truncated_law_nothing_is_predicted_but_greedily(files: Path, sh
     train = replace(experiment.config, allow_truncated_law=True, rollout=replace(experiment.config.rollout, law=law))
     experiment = replace(experiment, config=train)
     networks = experiment.networks
-    cut, greedy = (measure_acceptance(experiment, networks.drafter, networks.params, x) for x in (1.0, 0.0))
+    meters = [AcceptanceMeter(experiment, networks.drafter, networks.params, x) for x in (1.0, 0.0)]
+    cut, greedy = (meter.measure() for meter in meters)
     assert cut.predicted is None and cut.counts.rates[0] is not None and greedy.predicted is not None
 
 
@@ -247,7 +248,8 @@ def test_other_drafts_are_saved_and_started_from(
     again = MTP | {"--draft.kind": kind, f"--{read_by}": str(saved)}
     experiment = build_experiment(parse_run(argv("gsm8k", shrunk | again), "", ""))
     assert experiment.networks.draft.read_from == read_by
-    measured = measure_acceptance(experiment, experiment.networks.drafter, experiment.networks.params, 1.0)
+    networks = experiment.networks
+    measured = AcceptanceMeter(experiment, networks.drafter, networks.params, 1.0).measure()
     assert measured.predicted == pytest.approx(own["predicted"], abs=1e-4)
     assert jax.tree.all(jax.tree.map(np.array_equal, experiment.networks.params.policy, before.params.policy))
 
