@@ -125,7 +125,7 @@ class TrainingLoop:
         except MixedVersions as error:
             raise RunStopped(f"step {number}: {error}") from error
         if (compiling := self.clock.lap()) and not timed:
-            console.print(f"compiled the step, or read it from the cache, in {compiling:.1f} s")
+            console.print(f"the step is compiled, or read from the compile cache; waited {compiling:.1f} s for it")
         if probing:
             speedup = float(metrics["perf/speedup_vs_autoregressive"])
             report_speedup(number, speedup, self.experiment.config.rollout, self.logs.events.warn)
