@@ -32,7 +32,7 @@ from specjax.parallel.mesh import AXES
 from specjax.rollout.generate import per_shard, prepare
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
-from specjax.testing.hlo import Program
+from specjax.testing.hlo import Instruction, Program
 from specjax.types import Params, PolicyOutput, Prompts, PyTree, Rollout
 from tests.whole_rows import squares, training_program
 
@@ -53,6 +53,20 @@ def test_a_row_for_every_draft_length_and_a_line_for_all_logits(monkeypatch: pyt
         assert row["copies of a cache"] == row["calls of the host"] == row["collectives"] == 0
         of_logits = rf"k = {row['k']}, of the vocabulary's size: f32\[{3 * tokens},256\] .*unembed"
         assert any(re.match(of_logits, note) for note in section["notes"])
+        logits = row["vocabulary MB"] - row["laws and noise MB"]
+        assert 3 * tokens * 256 * 4e-6 <= round(logits, 9) <= row["products MB"] < row["written MB"]
+
+
+def test_arrays_of_a_vocabulary_are_counted_also_where_axes_are_merged():
+    for shape, expected in (
+        ("f32[3,256]{1,0}", 3072),
+        ("bf16[1024]{0}", 2048),
+        ("(s32[3]{0}, f32[3,100]{1,0}, f32[100,4]{1,0})", 2800),
+        ("f32[3,250]{1,0}", 0),
+        ("(s32[3]{0}, f32[])", 0),
+    ):
+        line = Instruction("body", "x", shape, "fusion", "")
+        assert program.vocabulary_bytes(line, {256, 100}) == expected, shape
 
 
 def test_a_block_draft_applies_the_vocabulary_head_once_at_any_draft_length(
