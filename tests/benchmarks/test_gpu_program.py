@@ -32,6 +32,7 @@ from specjax.parallel.mesh import AXES
 from specjax.rollout.generate import per_shard, prepare
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
+from specjax.sampling import SamplingLaw, pick, process_logits
 from specjax.testing.hlo import Instruction, Program
 from specjax.types import Params, PolicyOutput, Prompts, PyTree, Rollout
 from tests.whole_rows import squares, training_program
@@ -221,6 +222,20 @@ def test_on_gpus_weights_are_gathered_in_the_compute_dtype(h100s: list[Any]):
     gathers = [line for line in lines if line.opcode.startswith("all-gather")]
     large = [line.line for line in gathers if line.elements > decoder.hidden_size * 64 and "f32" in line.dtypes]
     assert len(gathers) > 2 * decoder.num_layers and not large
+
+
+def test_on_a_gpu_top_p_keeps_no_float32_copy_of_the_logits(h100: Mesh):
+    """Each pass of its search reads the bfloat16 logits, and computes the weights of the tokens from them."""
+
+    def law_of(logits: jax.Array, token: jax.Array) -> jax.Array:
+        return pick(process_logits(logits, SamplingLaw(top_p=0.9)), token)
+
+    compiled = compiled_for(h100, law_of, ((8, 32_000), "bfloat16"), ((8,), "int32"))
+    lines = lines_of(compiled)
+    fused = {name for x in lines if x.opcode == "fusion" for name in x.references}
+    launched = [x for x in lines if x.computation not in fused]
+    assert any(x.opcode == "while" and (8, 32_000) in x.arrays for x in launched)
+    assert not [x for x in launched if ("f32", (8, 32_000)) in zip(x.dtypes, x.arrays, strict=True)]
 
 
 @pytest.mark.parametrize("fsdp, tensor, shared", [(2, 1, 2), (1, 2, 1)])
