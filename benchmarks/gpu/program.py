@@ -70,7 +70,7 @@ def abstract(device: NamedSharding, tree: PyTree) -> PyTree:
 def vocabulary_bytes(line: Instruction, vocabularies: set[int]) -> int:
     """Return the bytes of the results with an axis of a vocabulary's size or, since XLA merges axes, a multiple."""
     sizes = zip(line.sizes, line.arrays, strict=True)
-    return sum(size for size, dims in sizes if any(dim % vocabulary == 0 for dim in dims for vocabulary in vocabularies))
+    return sum(size for size, dims in sizes if any(dim % count == 0 for dim in dims for count in vocabularies))
 
 
 def round_of(
