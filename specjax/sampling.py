@@ -72,10 +72,15 @@ def process_logits(logits: Float[Array, "... V"], law: SamplingLaw) -> Float[Arr
         count = partial(jnp.sum, axis=-1, keepdims=True, dtype=jnp.int32)
         threshold = _highest(lambda at: count(logits >= at) >= k, logits, threshold)
     if law.top_p < 1:
-        weight = jnp.exp((wide - jnp.max(wide, axis=-1, keepdims=True)) / law.temperature)
-        reached = partial(jnp.sum, jnp.where(logits >= threshold, weight, 0.0), axis=-1, keepdims=True)
-        enough = law.top_p * reached()
-        threshold = _highest(lambda at: reached(where=logits >= at) >= enough, logits, threshold)
+        largest = jnp.max(wide, axis=-1, keepdims=True)
+
+        def reached(at: Array) -> Array:
+            # From the logits at every pass: if `wide` came in from outside, GPUs would write and read it in float32.
+            weight = jnp.exp((logits.astype(jnp.float32) - largest) / law.temperature)
+            return jnp.sum(weight, axis=-1, keepdims=True, where=logits >= at)
+
+        enough = law.top_p * reached(threshold)
+        threshold = _highest(lambda at: reached(at) >= enough, logits, threshold)
     threshold = threshold.astype(jnp.float32)
     if law.min_p > 0:
         # Relative to the most likely token, so earlier cuts do not change it.

@@ -36,10 +36,12 @@ from models.config import eagle3_feature_layers
 from specjax.parallel.mesh import AXES
 from specjax.rollout.plan import Phase, RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState
+from specjax.sampling import SamplingLaw
 from specjax.testing.hlo import Instruction, Program, collectives
 from specjax.train.stages import Stages
 from specjax.train.train_step import TrainStep
 from specjax.types import Params, Prompts, PyTree
+from specjax.verify import VERIFIERS
 
 BUDGET = 64
 # Opcodes that move data to or from the host, and what names a call of the host.
@@ -65,12 +67,17 @@ def abstract(device: NamedSharding, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=device), tree)
 
 
+def vocabulary_bytes(line: Instruction, vocabularies: set[int]) -> int:
+    """Return the bytes of the results with an axis of a vocabulary's size or, since XLA merges axes, a multiple."""
+    sizes = zip(line.sizes, line.arrays, strict=True)
+    return sum(size for size, dims in sizes if any(dim % count == 0 for dim in dims for count in vocabularies))
+
+
 def round_of(
-    preset: Preset, networks: Functions, shapes: tuple[Params, Prompts], k: int, device: NamedSharding
+    preset: Preset, networks: Functions, shapes: tuple[Params, Prompts], config: RolloutConfig, device: NamedSharding
 ) -> tuple[Row, list[str]]:
-    """Compile rounds at draft length k. Return the counts, and lines about the arrays of the vocabulary's size."""
-    decoder, (rows, context) = preset.decoder, shapes[1].tokens.shape
-    config = RolloutConfig(group_size=1, max_new_tokens=BUDGET, draft_length=k)
+    """Compile rounds at the draft length. Return the counts, and lines about the arrays of the vocabulary's size."""
+    decoder, (rows, context), k = preset.decoder, shapes[1].tokens.shape, config.draft_length
     phase, length = Phase(rows, context + BUDGET), context + BUDGET + config.slack
 
     def initial_state(params: Params, prompts: Prompts) -> RoundState:
@@ -86,17 +93,30 @@ def round_of(
     cache = rows, decoder.num_kv_heads, length, decoder.head_dim
     lines, inside = (find(cache, 2 * decoder.num_layers) for find in (program.launched, program.loop))
     copies = [line for line in program.copies(inside, prod(cache)) if _is_cache(line, cache)]
-    written_bytes = sum(sum(line.sizes) for line in lines if not _is_cache(line, cache))
-    row: Row = {"k": k, "kernels": len(lines), "copies of a cache": len(copies), **program_costs(inside, compiled)}
-    of_vocabulary = [line for line in lines if any(decoder.vocab_size in dims for dims in line.arrays)]
-    notes = [f"k = {k}, of the vocabulary's size: {line.shape.split('{')[0]} {line.scope}" for line in of_vocabulary]
-    return {**row, "written MB": written_bytes / 1e6, "compile s": seconds}, notes
+    # A loop passes on what its body, whose kernels are not counted, wrote.
+    writing = [line for line in lines if line.opcode != "while" and not _is_cache(line, cache)]
+    products = [line for line in writing if line.scope.endswith("dot_general")]
+    vocabularies = {decoder.vocab_size, preset.draft_vocab or decoder.vocab_size}
+    of_vocabulary = {line: size for line in writing if (size := vocabulary_bytes(line, vocabularies))}
+    row: Row = {
+        "k": k,
+        "kernels": len(lines),
+        "copies of a cache": len(copies),
+        **program_costs(inside, compiled),
+        "written MB": sum(sum(line.sizes) for line in writing) / 1e6,
+        "products MB": sum(sum(line.sizes) for line in products) / 1e6,
+        "vocabulary MB": sum(of_vocabulary.values()) / 1e6,
+        "laws and noise MB": sum(size for line, size in of_vocabulary.items() if line not in products) / 1e6,
+        "compile s": seconds,
+    }
+    each = ((f"{line.shape.split('{')[0]} {line.scope}", size) for line, size in of_vocabulary.items())
+    return row, [f"k = {k}, of the vocabulary's size: {what}, {size / 1e6:.1f} MB" for what, size in each]
 
 
 def rounds(
-    preset: Preset, networks: Functions, rows: int, context: int, lengths: list[int], device: NamedSharding
+    preset: Preset, networks: Functions, rows: int, context: int, configs: list[RolloutConfig], device: NamedSharding
 ) -> BenchSection:
-    """Count what rounds at each draft length hold."""
+    """Count what rounds with each of the options hold."""
 
     def initial_arrays() -> tuple[Params, Prompts]:
         key, numbers = jax.random.key(0), jnp.zeros(rows, jnp.int32)
@@ -110,9 +130,11 @@ def rounds(
     notes = [
         f"{preset.decoder.num_layers} layers; {weights / 1e6:.0f} MB of weights with the draft's",
         "written: results of kernels other than keys and values; temporary: memory beside weights and caches",
+        "products: those of matrix products, partial sums included; vocabulary: those of a vocabulary's size; laws and "
+        "noise: these without the logits",
     ]
-    for k in lengths:
-        row, more = round_of(preset, networks, shapes, k, device)
+    for config in configs:
+        row, more = round_of(preset, networks, shapes, config, device)
         table, notes = [*table, row], notes + more
     kind = next(iter(device.device_set)).device_kind
     return BenchSection(f"a round of {rows} rows that see {context} positions each, on {kind}", table, notes)
@@ -150,6 +172,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32, help="rows decoded together")
     parser.add_argument("--context", type=int, default=1024, help="cached positions per row")
     parser.add_argument("--draft-lengths", type=int, nargs="+", default=[0, 1, 3, 7], help="to compile")
+    parser.add_argument("--verifier", choices=VERIFIERS, default="rejection", help="verification method")
+    parser.add_argument("--top-p", type=float, default=1.0, help="top-p of the sampling law; 1 cuts nothing")
     parser.add_argument("--recipe", help="recipe of which to compile a training step; by default none")
     parser.add_argument("--absent", action="store_true", help="compile the rounds for an H200 that is not there")
     parser.add_argument("--json", type=Path, help="file for the results")
@@ -168,7 +192,10 @@ def main() -> None:
     with jax.set_mesh(mesh):
         device = NamedSharding(mesh, P())
         networks = (block_functions if options.block else functions)(preset)
-        section = rounds(preset, networks, options.batch, options.context, options.draft_lengths, device)
+        law = SamplingLaw(top_p=options.top_p)
+        config = RolloutConfig(group_size=1, max_new_tokens=BUDGET, verifier=options.verifier, law=law)
+        configs = [replace(config, draft_length=k) for k in options.draft_lengths]
+        section = rounds(preset, networks, options.batch, options.context, configs, device)
         results.add("rounds", section)
     if options.recipe is not None:
         results.add("step", step(options.recipe))

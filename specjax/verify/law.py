@@ -51,9 +51,8 @@ class AcceptLaw(NamedTuple):
         log_q = jnp.take_along_axis(self.log_q, row, axis=1)[:, 0]
         log_q = jnp.where((accepted < self.length)[:, None], log_q, -jnp.inf)
         weighted = log_p + jnp.take_along_axis(self.log_weight, accepted[:, None], axis=1)
-        above = weighted > log_q
-        gap = jnp.where(above, log_q - weighted, -1.0)
-        left = jnp.where(above, weighted + jnp.log(-jnp.expm1(gap)), -jnp.inf)
+        gap = log_q - weighted
+        left = jnp.where(gap < 0, weighted + jnp.log(-jnp.expm1(jnp.where(gap < 0, gap, -1.0))), -jnp.inf)
         has_mass = jnp.any(left > -jnp.inf, axis=-1, keepdims=True)
         return jax.nn.log_softmax(jnp.where(has_mass, left, log_p))
 

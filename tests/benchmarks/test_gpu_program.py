@@ -32,7 +32,8 @@ from specjax.parallel.mesh import AXES
 from specjax.rollout.generate import per_shard, prepare
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
-from specjax.testing.hlo import Program
+from specjax.sampling import SamplingLaw, pick, process_logits
+from specjax.testing.hlo import Instruction, Program
 from specjax.types import Params, PolicyOutput, Prompts, PyTree, Rollout
 from tests.whole_rows import squares, training_program
 
@@ -53,6 +54,20 @@ def test_a_row_for_every_draft_length_and_a_line_for_all_logits(monkeypatch: pyt
         assert row["copies of a cache"] == row["calls of the host"] == row["collectives"] == 0
         of_logits = rf"k = {row['k']}, of the vocabulary's size: f32\[{3 * tokens},256\] .*unembed"
         assert any(re.match(of_logits, note) for note in section["notes"])
+        logits = row["vocabulary MB"] - row["laws and noise MB"]
+        assert 3 * tokens * 256 * 4e-6 <= round(logits, 9) <= row["products MB"] < row["written MB"]
+
+
+def test_arrays_of_a_vocabulary_are_counted_also_where_axes_are_merged():
+    for shape, expected in (
+        ("f32[3,256]{1,0}", 3072),
+        ("bf16[1024]{0}", 2048),
+        ("(s32[3]{0}, f32[3,100]{1,0}, f32[100,4]{1,0})", 2800),
+        ("f32[3,250]{1,0}", 0),
+        ("(s32[3]{0}, f32[])", 0),
+    ):
+        line = Instruction("body", "x", shape, "fusion", "")
+        assert program.vocabulary_bytes(line, {256, 100}) == expected, shape
 
 
 def test_a_block_draft_applies_the_vocabulary_head_once_at_any_draft_length(
@@ -207,6 +222,20 @@ def test_on_gpus_weights_are_gathered_in_the_compute_dtype(h100s: list[Any]):
     gathers = [line for line in lines if line.opcode.startswith("all-gather")]
     large = [line.line for line in gathers if line.elements > decoder.hidden_size * 64 and "f32" in line.dtypes]
     assert len(gathers) > 2 * decoder.num_layers and not large
+
+
+def test_on_a_gpu_top_p_keeps_no_float32_copy_of_the_logits(h100: Mesh):
+    """Each pass of its search reads the bfloat16 logits, and computes the weights of the tokens from them."""
+
+    def law_of(logits: jax.Array, token: jax.Array) -> jax.Array:
+        return pick(process_logits(logits, SamplingLaw(top_p=0.9)), token)
+
+    compiled = compiled_for(h100, law_of, ((8, 32_000), "bfloat16"), ((8,), "int32"))
+    lines = lines_of(compiled)
+    fused = {name for x in lines if x.opcode == "fusion" for name in x.references}
+    launched = [x for x in lines if x.computation not in fused]
+    assert any(x.opcode == "while" and (8, 32_000) in x.arrays for x in launched)
+    assert not [x for x in launched if ("f32", (8, 32_000)) in zip(x.dtypes, x.arrays, strict=True)]
 
 
 @pytest.mark.parametrize("fsdp, tensor, shared", [(2, 1, 2), (1, 2, 1)])
