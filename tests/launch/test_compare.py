@@ -3,6 +3,9 @@
 import contextlib
 import io
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,7 +26,15 @@ from launch.comparison.asynchronous import NOTE
 from launch.comparison.closing import check_comparison, compare_steps
 from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.options import CompareArgs
-from launch.comparison.stage_times import STAGES, VariantReport, steady_speedup, step_speedup, time_variants
+from launch.comparison.stage_times import (
+    STAGES,
+    VariantReport,
+    print_stage_times,
+    read_reports,
+    steady_speedup,
+    step_speedup,
+    time_variants,
+)
 from launch.comparison.variants import StepTime
 from launch.rewards.reward_fn import make_reward
 from launch.setup.experiment import Experiment, build_experiment
@@ -115,6 +126,25 @@ def test_a_comparison_that_is_stopped_shows_the_steps_so_far():
     with pytest.raises(Stopped):
         time_variants(variants, config, 9, LongPhases(), Console(), shown.update)
     assert len(shown["3"].turns) == 2 and shown["3"].step_speedup == (2.0, 2.0, 2.0)
+
+
+def test_turns_before_a_death_are_in_the_file(tmp_path: Path):
+    """An error of XLA, no memory, SIGKILL or an abort in the fifteenth turn: the other fourteen make a table."""
+    endings = {"exception": 1, "memory": 1, "kill": -signal.SIGKILL, "abort": -signal.SIGABRT}
+    command = [sys.executable, "-m", "tests.launch.dying_comparison"]
+    pipes: Any = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    processes = {how: subprocess.Popen([*command, str(tmp_path / how), how], **pipes) for how in endings}
+    output = {how: process.communicate(timeout=120)[0] for how, process in processes.items()}
+    for how, process in processes.items():
+        said = output[how]
+        assert process.returncode == endings[how], said
+        reports = read_reports(json.loads((tmp_path / how).read_text())["arms"])
+        assert [len(report.turns) for report in reports.values()] == [14, 14]
+        assert reports["3"].step_speedup == pytest.approx((2.0, 2.0, 2.0))
+        shown = io.StringIO()
+        print_stage_times(reports, Console(file=shown, width=200))
+        # What can still print does so itself.
+        assert (shown.getvalue().splitlines()[2] in said) == (endings[how] > 0)
 
 
 @pytest.mark.parametrize(
