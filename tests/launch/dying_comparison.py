@@ -1,11 +1,14 @@
-"""A comparison of two stub variants that dies in its fifteenth turn.
+"""Comparisons of two stub variants that die in their fifteenth turn, each in a way of its own.
 
-python -m tests.launch.dying_comparison FILE exception|memory|kill|abort
+`python -m tests.launch.dying_comparison DIR` writes DIR/WAY.json, DIR/WAY.txt with the output, and prints exit codes.
 """
 
+import json
 import os
 import signal
 import sys
+from multiprocessing import get_context
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,6 +22,7 @@ from launch.comparison.stage_times import STAGES
 from launch.comparison.variants import PLAIN, StepTime
 from specjax.types import Rollout
 
+WAYS = "exception", "memory", "kill", "abort"
 LAST = 15
 
 
@@ -46,8 +50,9 @@ def variant(seconds: float, how: str | None) -> SimpleNamespace:
     return SimpleNamespace(time_step=time_step, chosen=None if how is None else [1])
 
 
-def main() -> None:
-    file, how = sys.argv[1:]
+def compare(directory: Path, how: str) -> None:
+    """Run launch.compare's comparison on the stubs."""
+    sys.stdout = (directory / f"{how}.txt").open("w", buffering=1)
     config = SimpleNamespace(
         name="stub",
         steps=LAST,
@@ -66,7 +71,16 @@ def main() -> None:
     }
     for name, stub in stubs.items():
         setattr(program, name, stub)
-    program.compare(experiment, CompareArgs(automatic=False, json=file), LongPhases())
+    program.compare(experiment, CompareArgs(automatic=False, json=str(directory / f"{how}.json")), LongPhases())
+
+
+def main() -> None:
+    # Forked, so that JAX is imported once.
+    children = {how: get_context("fork").Process(target=compare, args=(Path(sys.argv[1]), how)) for how in WAYS}
+    for child in children.values():
+        child.start()
+        child.join()
+    print(json.dumps({how: child.exitcode for how, child in children.items()}))
 
 
 if __name__ == "__main__":

@@ -130,21 +130,17 @@ def test_a_comparison_that_is_stopped_shows_the_steps_so_far():
 
 def test_turns_before_a_death_are_in_the_file(tmp_path: Path):
     """An error of XLA, no memory, SIGKILL or an abort in the fifteenth turn: the other fourteen make a table."""
-    endings = {"exception": 1, "memory": 1, "kill": -signal.SIGKILL, "abort": -signal.SIGABRT}
-    command = [sys.executable, "-m", "tests.launch.dying_comparison"]
-    pipes: Any = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    processes = {how: subprocess.Popen([*command, str(tmp_path / how), how], **pipes) for how in endings}
-    output = {how: process.communicate(timeout=120)[0] for how, process in processes.items()}
-    for how, process in processes.items():
-        said = output[how]
-        assert process.returncode == endings[how], said
-        reports = read_reports(json.loads((tmp_path / how).read_text())["arms"])
+    command = [sys.executable, "-m", "tests.launch.dying_comparison", str(tmp_path)]
+    endings = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
+    assert endings == {"exception": 1, "memory": 1, "kill": -signal.SIGKILL, "abort": -signal.SIGABRT}
+    for how, ending in endings.items():
+        reports = read_reports(json.loads((tmp_path / f"{how}.json").read_text())["arms"])
         assert [len(report.turns) for report in reports.values()] == [14, 14]
         assert reports["3"].step_speedup == pytest.approx((2.0, 2.0, 2.0))
         shown = io.StringIO()
         print_stage_times(reports, Console(file=shown, width=200))
         # What can still print does so itself.
-        assert (shown.getvalue().splitlines()[2] in said) == (endings[how] > 0)
+        assert (shown.getvalue().splitlines()[2] in (tmp_path / f"{how}.txt").read_text()) == (ending > 0)
 
 
 @pytest.mark.parametrize(
