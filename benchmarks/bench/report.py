@@ -12,9 +12,10 @@ from rich.table import Column, Table
 from launch.cli.paths import write_results
 from launch.timing import format_provenance, interval
 
-# A list holds the raw turns of a measurement. Only the file shows it.
-Value = str | int | float | tuple[float, float, float] | list[float] | None
+Value = str | int | float | Sequence[float] | None
 Row = Mapping[str, Value]
+# Columns that begin so hold the raw turns of a measurement. Only the file shows them.
+RAW = "turns"
 # Width of the widest table. A narrower terminal wraps its lines, so that no number is cut off.
 WIDTH = 200
 NO_ROOM = "-: does not fit in the device's memory"
@@ -25,7 +26,8 @@ class BenchSection:
     """Results of a section as a table.
 
     title: caption.
-    rows:  values by column. A tuple is (median, low, high) of a 95% interval; None or a missing column: not measured.
+    rows:  values by column. Three numbers are (median, low, high) of a 95% interval; None or a missing column: not
+           measured. Columns that begin with RAW hold any number.
     notes: lines below the table.
     """
 
@@ -54,7 +56,7 @@ def where_it_fits(cell: Row, measure: Callable[[], Iterable[Sequence[Row]]]) -> 
             raise
         yield rows
     for row in rows:
-        shown = (f"{name} {_show(value)}" for name, value in row.items() if not isinstance(value, list))
+        shown = (f"{name} {_show(value)}" for name, value in row.items() if not name.startswith(RAW))
         print("measured:", ", ".join(shown), file=sys.stderr)
 
 
@@ -103,7 +105,7 @@ class Results:
 def print_section(section: BenchSection, console: Console) -> None:
     """Print the section's table and its notes."""
     # A row that did not fit in memory lacks columns.
-    names = [name for name, value in max(section.rows, key=len).items() if not isinstance(value, list)]
+    names = [name for name in max(section.rows, key=len) if not name.startswith(RAW)]
     columns = (Column(name, justify="right", no_wrap=True) for name in names)
     table = Table(*columns, title=section.title, title_justify="left", box=None, padding=(0, 0, 0, 2))
     for row in section.rows:

@@ -26,7 +26,7 @@ from benchmarks.bench.sections.layout import Runs
 from benchmarks.bench.sections.update import Gradient, head_gradient, policy_gradient, update
 from benchmarks.bench.stubs import STOP, forced_lengths
 from benchmarks.bench.timers import rollout_timer
-from benchmarks.gpu.lora import lora_networks
+from benchmarks.gpu.step_programs import policy_params, step_networks
 from launch.cli.errors import ConfigError
 from launch.plan.flops import flops
 from models.sheets import block_sheet, eagle3_sheet
@@ -77,7 +77,8 @@ def test_model_flops_are_those_of_the_traced_products(networks: BenchNetworks, m
     unread = 6 * decoder.hidden_size * decoder.vocab_size
     assert policy.flops == traced(policy) - rows * (masked - unread)
     # Frozen weights have no gradient, nor has the input of the first layer.
-    adapted = lora_networks(SMALL, 2, networks.mesh)
+    key = jax.random.key(0)
+    adapted = step_networks(SMALL, decoding.EAGLE3, policy_params(SMALL, 2, networks.mesh, key), networks.mesh, key)
     policy = policy_gradient(adapted, SMALL, "none", length)
     assert policy.flops == traced(policy) - rows * (masked - unread * 4 // 6)
     draft, indices, passes, anchors = head_gradient(networks, SMALL, 0, length), length - 2, 3, 2

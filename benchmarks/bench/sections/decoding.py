@@ -142,7 +142,7 @@ def _draft_row(
     row |= {f"at {rate}": _acceptance_length(rate, k) / cost[0] for rate in preset.rates}
     row[BLOCK_OVER_IT] = None if block is None or name == BLOCK else ratio(block, full_round)
     row |= {"compile s": compile_seconds[kind]}
-    return row | {"plain turns, s": plain, "verifying turns, s": verifying, "turns, s": full_round}
+    return row | {"turns plain, s": plain, "turns verifying, s": verifying, "turns, s": full_round}
 
 
 def _acceptance_length(rate: float, k: int) -> float:

@@ -65,5 +65,5 @@ def _speedup(k: int, rate: float | None, times: list[RolloutTime], autoregressiv
         "tokens/s": statistics.median(speeds),
         "speed-up": ratio(speeds, plain_speeds),
         "turns, tokens/s": speeds,
-        "plain turns, tokens/s": plain_speeds,
+        "turns plain, tokens/s": plain_speeds,
     }
