@@ -45,19 +45,19 @@ def parts(out: Path, *, tiny: bool = False) -> list[Part]:
     return [
         part(
             "steps",
-            3.25,
+            3,
             "benchmarks.gpu.steps --preset qwen3-1.7b --rank 0",
             f"benchmarks.gpu.steps {small_steps} --rank 0",
         ),
         part(
             "lora",
-            5,
+            4.75,
             "benchmarks.gpu.steps --preset qwen3-8b --rank 32",
             f"benchmarks.gpu.steps {small_steps} --rank 4",
         ),
         part(
             "smoke",
-            0.75,
+            1.25,
             "benchmarks.gpu.smoke --preset tiny --lengths 3 --draws 65536",
             "benchmarks.gpu.smoke --preset tiny --lengths 2 --draws 16384",
         ),

@@ -16,8 +16,8 @@ from benchmarks.bench.report import WIDTH, BenchSection, print_section
 from benchmarks.gpu.parts import Part
 from launch.comparison.stage_times import print_stage_times, read_reports
 
-# Seconds before its limit at which a part gets SIGTERM, to write what it has.
-GRACE = 20
+# Seconds before its limit at which a part gets SIGTERM. What it has measured is in its file.
+GRACE = 5
 # Minutes in which a part can show something.
 LEAST = 0.75
 # Fraction of the GPU's memory that JAX takes at the start of a part.
