@@ -224,7 +224,7 @@ def test_gradients_of_another_policy_are_found(monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 def test_every_part_runs_at_tiny_shapes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Each part keeps to its limit, and the first ones, with whole steps, compile four programs that take a second."""
+    """The first two, with whole steps, compile four programs that take longer than a fifth of the longest."""
     monkeypatch.setenv("JAX_LOG_COMPILES", "1")
     monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "0")
     options = ["--tiny", "--minutes", "35", "--out", str(tmp_path / "out")]
@@ -232,9 +232,10 @@ def test_every_part_runs_at_tiny_shapes(tmp_path: Path, monkeypatch: pytest.Monk
     assert gpu.main() == 0, (tmp_path / "out" / "gpu.txt").read_text()[-4000:]
     _, *logs = re.split(r"^==== (?=\w+: )", (tmp_path / "out" / "gpu.txt").read_text(), flags=re.M)
     compiled = {
-        log.partition(":")[0]: re.findall(r"Finished XLA compilation of jit\((\S+)\) in (\S+) sec", log) for log in logs
+        log.partition(":")[0]: sorted(map(float, re.findall(r"Finished XLA compilation of \S+ in (\S+) sec", log)))
+        for log in logs
     }
     for name in gpu.NAMES:
         assert json.loads((tmp_path / "out" / f"{name}.json").read_text())
     for name in ("steps", "lora"):
-        assert len([program for program, seconds in compiled[name] if float(seconds) > 3]) <= 4
+        assert len([seconds for seconds in compiled[name] if 5 * seconds > compiled[name][-1]]) <= 4
