@@ -180,7 +180,7 @@ def test_steps_with_either_draft_train_one_policy(rank: int):
     timer, before = timer_of(rank, {EAGLE3: (0, 2), BLOCK: (7,)})
     timer.measure(Arm(EAGLE3, 2, 0.5))
     between = jax.device_get(timer.states[EAGLE3].params)
-    assert timer.measure(Arm(BLOCK, 7, 1.0)).acceptance_length > 2
+    assert timer.measure(Arm(BLOCK, 7, 1.0)).acceptance_length > 1.5
     after = timer.states[BLOCK].params
     assert changed(before[BLOCK].draft, after.draft) and changed(between.policy, after.policy)
     # Moments too: two steps have been taken with them.
