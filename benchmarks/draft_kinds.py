@@ -9,12 +9,10 @@ drafts go on learning as the recipe says. With --rollout.verifier coupled all ar
 updates that are rounded differently part them.
 """
 
-import json
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +22,7 @@ from configs.schema import DraftConfig, RunConfig
 from configs.schema.networks import BLOCKS
 from launch.cli.long_phases import LongPhases
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
+from launch.cli.paths import write_results
 from launch.cli.recipe_options import TRAIN
 from launch.costs.turns import timed_turns
 from launch.distillation.acceptance import AcceptanceMeter
@@ -196,17 +195,16 @@ def main(argv: list[str]) -> int:
     text = "Compare kinds of drafts in the same RL run."
     config, args = parse_run_and(KindsArgs, argv, "python -m benchmarks.draft_kinds", text, TRAIN)
     print(format_provenance("benchmarks.draft_kinds"), flush=True)
-    arms, turns = starts(config, args), list[dict[str, dict[str, float]]]()
+    arms = starts(config, args)
+    accepted = {name: start.accepted for name, start in arms.items()}
+    results = {**provenance("benchmarks.draft_kinds"), "options": asdict(args), "accepted": accepted}
     problems = arms[PLAIN].experiment.problems.train
     with make_pool(config.reward) or nullcontext() as pool:
         reward_fn = make_reward(pool, problems, arms[PLAIN].experiment.tokenizer, LongPhases())
         steppers = {name: stepper(start, reward_fn) for name, start in arms.items()}
-        timed_turns(LongPhases().phase("steps of all arms", config.steps, "steps", kept=False), steppers, dict, turns)
+        phase = LongPhases().phase("steps of all arms", config.steps, "steps", kept=False)
+        turns = timed_turns(phase, steppers, keep=lambda turns: write_results(args.json, results | {"turns": turns}))
     show(arms, turns, args.part)
-    if args.json is not None:
-        accepted = {name: start.accepted for name, start in arms.items()}
-        results = {**provenance("benchmarks.draft_kinds"), "options": asdict(args), "accepted": accepted}
-        Path(args.json).write_text(json.dumps(results | {"turns": turns}) + "\n")
     return 0
 
 

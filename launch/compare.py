@@ -44,12 +44,12 @@ def main(argv: list[str]) -> int:
         compiling_until_exit(),
     ):
         config = replace(config, rollout=args.rollout(config.rollout, most_drafted(config.draft)))
-        write_results(args.json, compare(build_experiment(config, True, long_phases, True), args, long_phases))
+        compare(build_experiment(config, True, long_phases, True), args, long_phases)
     return 0
 
 
-def compare(experiment: Experiment, args: CompareArgs, long_phases: LongPhases) -> dict[str, object]:
-    """Time the variants, print them, and return the results for the JSON file."""
+def compare(experiment: Experiment, args: CompareArgs, long_phases: LongPhases) -> None:
+    """Time the variants and print them. The JSON file has the results so far after every turn."""
     asynchronous, experiment = experiment, synchronous(experiment)
     config, costs = experiment.config, round_costs(experiment, long_phases) if args.automatic else None
     params = trained_networks(experiment, args.checkpoint, args.checkpoint_step, console, long_phases)
@@ -60,14 +60,17 @@ def compare(experiment: Experiment, args: CompareArgs, long_phases: LongPhases) 
         reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer, long_phases)
         variants, drafting = make_variants(experiment, reward_fn, params, costs and costs(params), long_phases)
 
-        def keep(reports: dict[str, VariantReport]) -> None:
-            results.update({"verifier": config.rollout.verifier, "arms": {x: asdict(y) for x, y in reports.items()}})
+        def keep(measured: dict[str, object]) -> None:
+            results.update(measured)
             write_results(args.json, results)
 
-        reports = time_variants(variants, config, config.steps, long_phases, console, keep)
+        def keep_steps(reports: dict[str, VariantReport]) -> None:
+            keep({"verifier": config.rollout.verifier, "arms": {x: asdict(y) for x, y in reports.items()}})
+
+        reports = time_variants(variants, config, config.steps, long_phases, console, keep_steps)
         if drafting is not None:
             console.print(f"automatic:\n{explain_choice(experiment.phases, config.rollout.lengths, drafting)}")
-        return results | compare_overlap(asynchronous, variants, reports, console, long_phases)
+        compare_overlap(asynchronous, variants, reports, console, long_phases, keep)
 
 
 if __name__ == "__main__":

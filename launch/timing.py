@@ -4,7 +4,7 @@ import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,8 +29,17 @@ def minus_startup(total: float, startup: float) -> float:
 
 def interleaved(runs: Mapping[Name, Callable[[], Result]], repeats: int) -> dict[Name, list[Result]]:
     """Call every run `repeats` times, in turns, and return the results by name."""
-    turns = [one_turn(runs, turn) for turn in range(repeats)]
-    return {name: [results[name] for results in turns] for name in runs}
+    *_, results = turn_by_turn(runs, repeats)
+    return results
+
+
+def turn_by_turn(runs: Mapping[Name, Callable[[], Result]], repeats: int) -> Iterator[dict[Name, list[Result]]]:
+    """Call every run `repeats` times, in turns. After each turn, yield the results so far by name."""
+    results = {name: list[Result]() for name in runs}
+    for turn in range(repeats):
+        for name, result in one_turn(runs, turn).items():
+            results[name].append(result)
+        yield results
 
 
 def one_turn(runs: Mapping[Name, Callable[[], Result]], turn: int) -> dict[Name, Result]:

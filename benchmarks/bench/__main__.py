@@ -14,7 +14,7 @@ from launch.cli.options import parse, run_program
 
 
 def main(argv: list[str]) -> int:
-    """Measure the chosen sections. Print each and write the results so far as soon as it is done."""
+    """Measure the chosen sections. Write the results after every turn, and print each section when it is done."""
     options = parse(BenchArgs, argv, "python -m benchmarks.bench", __doc__)
     if options.plots is not None:
         load_pyplot()
@@ -28,11 +28,9 @@ def main(argv: list[str]) -> int:
     results = Results("benchmarks.bench", name, Path(options.json) if options.json else None)
     networks = random_networks(preset)
     for section in dict.fromkeys(options.sections or SECTIONS):
-        with results.console.status(section):
-            measured = SECTIONS[section](networks, preset)
-        results.add(section, measured)
+        results.follow(section, SECTIONS[section](networks, preset))
         if options.plots is not None:
-            save_plots(Path(options.plots), {section: measured})
+            save_plots(Path(options.plots), {section: results.sections[section]})
     return 0
 
 

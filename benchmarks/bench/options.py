@@ -1,6 +1,6 @@
 """Sections and options of benchmarks.bench."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,7 +15,8 @@ from benchmarks.bench.sections.update import update
 from launch.cli.paths import check_writable
 from specjax.options import Fraction, Options, Positive, at_least, at_most
 
-SECTIONS: dict[str, Callable[[BenchNetworks, Preset], BenchSection]] = {
+# Each yields its section after every turn.
+SECTIONS: dict[str, Callable[[BenchNetworks, Preset], Iterator[BenchSection]]] = {
     "floor": floor,
     "verify": verify,
     "draft": draft,

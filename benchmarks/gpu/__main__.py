@@ -1,11 +1,11 @@
-"""Measure everything that needs a GPU, in order of value, within so many minutes: `make gpu`.
+"""Measure what needs a GPU, in order of value, within so many minutes: `make gpu`.
 
-Run from the repository's root: python -m benchmarks.gpu --minutes 23
+Run from the repository's root: python -m benchmarks.gpu
 
 Each part (benchmarks.gpu.parts) is a process with a time limit of its own. DIR/gpu.txt gets its output as it comes, and
-the outcomes at the end, also if all is stopped. DIR/PART.json gets its results: of some parts as they are measured, of
-others at their end. A part that fails, is killed or outlasts its limit does not end the others. Nothing is fetched from
-the network.
+the outcomes at the end, also if all is stopped. DIR/PART.json gets its results after every timed turn; the tables of a
+part that is killed are printed from there. A part that fails, is killed or outlasts its limit does not end the others.
+The last line has the options that measure the rest. Nothing is fetched from the network.
 """
 
 import argparse
@@ -14,9 +14,10 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import accumulate
 from pathlib import Path
 
-from benchmarks.gpu.parts import TRAINING, Part, parts
+from benchmarks.gpu.parts import Part, parts
 from benchmarks.gpu.run import Outcome, run
 
 NAMES = [part.name for part in parts(Path())]
@@ -39,13 +40,14 @@ def provenance(words: list[str]) -> tuple[str, str]:
     return platform, text
 
 
-def time_limit(left: float, remaining: list[Part]) -> float:
-    """Return the limit of the first remaining part, in minutes.
+def deadlines(selection: list[Part], minutes: float) -> list[float]:
+    """Return when each part must end, in minutes from the start. What a part does not need goes to the next one.
 
-    If less is left than the parts need, the first ones, which are worth the most, keep their own limits.
+    If there are fewer minutes than the parts need, the first ones, which are worth the most, keep their limits. If
+    there are more, all get more.
     """
-    first, planned = remaining[0], sum(part.minutes for part in remaining if not part.missing)
-    return min(left, first.minutes * max(1.0, left / max(planned, first.minutes)))
+    planned = list(accumulate(part.minutes for part in selection))
+    return [min(minutes, end * max(1.0, minutes / planned[-1])) for end in planned]
 
 
 def summary(outcomes: dict[str, Outcome]) -> str:
@@ -59,16 +61,12 @@ def summary(outcomes: dict[str, Outcome]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=23, help="for all parts together")
+    parser.add_argument("--minutes", type=float, default=9, help="for all parts together")
     parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="directory of the results")
     parser.add_argument("--parts", nargs="+", choices=NAMES, default=NAMES, help="parts to run; by default all")
-    parser.add_argument("--model", type=Path, help="policy for the part `model`: see benchmarks.gpu.model")
-    parser.add_argument("--training", default=TRAINING, help="its recipe and options of launch.compare, quoted")
     parser.add_argument("--tiny", action="store_true", help="rehearse at tiny shapes, on any device")
     options = parser.parse_args()
-    if options.model is not None and not options.model.is_dir():
-        parser.error(f"--model = {options.model}: must be a directory")
-    end = time.monotonic() + 60 * options.minutes
+    begin = time.monotonic()
     platform, details = provenance(sys.argv[1:])
     if platform != "gpu" and not options.tiny:
         parser.error(f"needs a GPU that JAX can use, and finds: {platform}; --tiny rehearses without one\n{details}")
@@ -76,11 +74,10 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     log, outcomes = options.out / "gpu.txt", dict[str, Outcome]()
     log.write_text(details, encoding="utf-8")
-    every = parts(options.out, tiny=options.tiny, model=options.model, training=shlex.split(options.training))
-    selection = [part for part in every if part.name in options.parts]
+    selection = [part for part in parts(options.out, tiny=options.tiny) if part.name in options.parts]
     try:
-        for index, part in enumerate(selection):
-            minutes = time_limit(max(end - time.monotonic(), 0) / 60, selection[index:])
+        for part, deadline in zip(selection, deadlines(selection, options.minutes), strict=True):
+            minutes = max(deadline - (time.monotonic() - begin) / 60, 0)
             with log.open("a", encoding="utf-8") as output:
                 print(f"\n==== {part.name}: python -m {shlex.join(part.command)}\n", file=output, flush=True)
             outcome = outcomes[part.name] = run(part, minutes, log)
@@ -89,6 +86,8 @@ def main() -> int:
         with log.open("a", encoding="utf-8") as output:
             output.write(f"\n==== outcomes\n{summary(outcomes)}")
     print(f"\n{summary(outcomes)}\n{log}")
+    if rest := [name for name, outcome in outcomes.items() if outcome.ended != "ok"]:
+        print(f"not measured to the end: --parts {' '.join(rest)}")
     return int(any(outcome.last for outcome in outcomes.values()))
 
 

@@ -11,8 +11,9 @@ One layer with T = K + 1 queries per row. The cache is full, and visible up to e
 """
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ from jax._src.cudnn.fused_attention_stablehlo import dot_product_attention as _a
 from jaxtyping import Array, Int
 
 from benchmarks.bench.presets import PRESETS, Preset, find_preset
-from benchmarks.bench.report import NO_ROOM, BenchSection, Results, Row, ratio, where_it_fits
+from benchmarks.bench.report import NO_ROOM, BenchSection, Results, Row, cell_by_cell, ratio, where_it_fits
 from benchmarks.bench.sections.decoding import CopyBandwidth
-from launch.timing import interleaved, minus_startup, time_call
+from launch.timing import minus_startup, time_call, turn_by_turn
 from specjax import cache as kv
 from specjax import kernels
 from specjax.kernels import cudnn, plain
@@ -130,8 +131,8 @@ class AttentionCell:
 
 def compare(
     preset: Preset, rows: int, context: int, queries: int, copy: CopyBandwidth, options: argparse.Namespace
-) -> list[Row]:
-    """Time all implementations in turns and return a row for each."""
+) -> Iterator[list[Row]]:
+    """Time all implementations in turns, and yield a row for each after every turn."""
     cells, refused = {}, {}
     for name, attend in candidates().items():
         try:
@@ -139,11 +140,10 @@ def compare(
         except Exception as error:
             refused[name] = (str(error) or type(error).__name__).splitlines()[0][:80]
     runs: Mapping[str, Callable[[], float]] = {name: cell.measure for name, cell in cells.items()}
-    measured = interleaved({**runs, "copy": copy.measure}, options.repeats)
     decoder = preset.decoder
     size = 2 * rows * context * decoder.num_kv_heads * decoder.head_dim * jnp.dtype(decoder.dtype).itemsize
 
-    def row(name: str) -> Row:
+    def row(name: str, measured: Mapping[str, list[float]]) -> Row:
         return {
             "implementation": name,
             "ms": 1e3 * float(np.median(measured[name])),
@@ -151,9 +151,12 @@ def compare(
             "share of floor": ratio([size / rate for rate in measured["copy"]], measured[name]),
             "difference": float(np.abs(cells[name].once - cells[IN_USE].once).max()) if IN_USE in cells else None,
             "note": "",
+            "turns, s": measured[name],
         }
 
-    return [*map(row, cells), *({"implementation": name, "note": why} for name, why in refused.items())]
+    for measured in turn_by_turn({**runs, "copy": copy.measure}, options.repeats):
+        rest = ({"implementation": name, "note": why} for name, why in refused.items())
+        yield [*(row(name, measured) for name in cells), *rest]
 
 
 def main() -> None:
@@ -172,13 +175,16 @@ def main() -> None:
     options = parser.parse_args()
     name, preset = find_preset(options.preset)
     results = Results("benchmarks.gpu.attention", name, options.json)
-    copy, rows = CopyBandwidth(), []
-    for context in options.contexts or preset.contexts:
-        for batch in options.batches or preset.batches:
-            for queries in options.queries:
-                cell: Row = {"context": context, "batch": batch, "T": queries}
-                rows += where_it_fits(cell, partial(compare, preset, batch, context, queries, copy, options))
-    results.add("attention", BenchSection("attention of one layer over a full cache", rows, NOTES))
+    copy = CopyBandwidth()
+
+    def cell(context: int, batch: int, queries: int) -> Iterator[list[Row]]:
+        named: Row = {"context": context, "batch": batch, "T": queries}
+        return where_it_fits(named, partial(compare, preset, batch, context, queries, copy, options))
+
+    grid = product(options.contexts or preset.contexts, options.batches or preset.batches, options.queries)
+    tables = cell_by_cell(starmap(cell, grid))
+    title = "attention of one layer over a full cache"
+    results.follow("attention", (BenchSection(title, rows, NOTES) for rows in tables))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Recipe of almost no size, with which `python -m benchmarks.gpu --tiny` rehearses the parts that train."""
+"""Recipe of almost no size, with which `python -m benchmarks.gpu --tiny` rehearses the part `scratch`."""
 
 from configs.override import override
 from launch.cli.recipes import load_recipe

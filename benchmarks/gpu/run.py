@@ -1,5 +1,6 @@
 """Run a part in a process of its own: whatever it does, the next part runs."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,10 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.gpu.parts import Part
+from rich.console import Console
 
-# Seconds before its limit at which a part gets SIGTERM, to write what it has.
-GRACE = 20
+from benchmarks.bench.report import WIDTH, BenchSection, print_section
+from benchmarks.gpu.parts import Part
+from launch.comparison.stage_times import print_stage_times, read_reports
+
+# Seconds before its limit at which a part gets SIGTERM. What it has measured is in its file.
+GRACE = 5
 # Minutes in which a part can show something.
 LEAST = 0.75
 # Fraction of the GPU's memory that JAX takes at the start of a part.
@@ -37,9 +42,10 @@ class Outcome(NamedTuple):
 
 def run(part: Part, minutes: float, log: Path) -> Outcome:
     """Run the part for at most so many minutes, append its output to the log as it comes, and return the outcome."""
-    missing = part.missing or (f"{minutes:.1f} min are left" if minutes < LEAST else None)
-    if missing:
-        return Outcome(f"skipped: {missing}")
+    if minutes < LEAST:
+        return Outcome(f"skipped: {minutes:.1f} min are left")
+    # Of an earlier session: its tables are not this part's.
+    part.results.unlink(missing_ok=True)
     environment = os.environ | {"XLA_PYTHON_CLIENT_MEM_FRACTION": MEMORY, "PYTHONUNBUFFERED": "1"}
     start, begin = time.perf_counter(), log.stat().st_size
     with log.open("ab") as output:
@@ -59,8 +65,22 @@ def run(part: Part, minutes: float, log: Path) -> Outcome:
     finally:
         _end(process)
     text = log.read_bytes()[begin:].decode(errors="replace")
+    if process.returncode < 0:
+        with log.open("a", encoding="utf-8") as output:
+            print_tables(part.results, Console(file=output, width=WIDTH, highlight=False, markup=False, emoji=False))
     last_lines = [line for line in text.splitlines() if line.strip()][-LAST:]
     return Outcome(ending, time.perf_counter() - start, () if ending == "ok" else tuple(last_lines))
+
+
+def print_tables(results: Path, console: Console) -> None:
+    """Print the tables of a part's file, as the part would have."""
+    if not results.exists():
+        return
+    measured = json.loads(results.read_text(encoding="utf-8"))
+    for section in measured.get("sections", {}).values():
+        print_section(BenchSection(**section), console)
+    if "arms" in measured:
+        print_stage_times(read_reports(measured["arms"]), console)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

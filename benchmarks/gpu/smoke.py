@@ -13,7 +13,7 @@ a draw that two tokens nearly tie for may fall to the other one.
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -49,6 +49,8 @@ TOLERANCE = 1e-4
 BFLOAT16_TOLERANCE = 1e-2
 # Tolerance of log-probs where only tokens are compared.
 ANY = 1e9
+# Outcome of a required check.
+FAILS = "FAILS"
 # Completions drawn by one program.
 AT_ONCE = 2**14
 
@@ -177,17 +179,21 @@ def main() -> int:
     parser.add_argument("--lengths", type=int, nargs="+", default=[1, 3, 7], help="draft lengths to compare tokens at")
     parser.add_argument("--json", type=Path, help="file for the results")
     options = parser.parse_args()
-    results, failed = Results("benchmarks.gpu.smoke", options.preset, options.json), False
+    results = Results("benchmarks.gpu.smoke", options.preset, options.json)
+    results.follow("smoke", outcomes(PRESETS[options.preset], options.lengths, options.draws))
+    return int(any(row["outcome"] == FAILS for row in results.sections["smoke"].rows))
+
+
+def outcomes(preset: Preset, lengths: list[int], draws: int) -> Iterator[BenchSection]:
+    """Yield the outcomes so far after each check."""
     rows, notes = list[Row](), list[str]()
-    for (name, precision, required), check in checks(PRESETS[options.preset], options.lengths, options.draws).items():
+    for (name, precision, required), check in checks(preset, lengths, draws).items():
         passes, detail = measure(check, precision)
-        failed |= required and not passes
-        outcome = "passes" if passes else "FAILS" if required else "differs"
+        outcome = "passes" if passes else FAILS if required else "differs"
         rows.append({"check": name, "precision": precision, "outcome": outcome})
         notes.append(f"{name}, {precision}: {detail}")
         print(f"{outcome}: {notes[-1]}", file=sys.stderr, flush=True)
-    results.add("smoke", BenchSection("checks of this device", rows, notes))
-    return int(failed)
+        yield BenchSection("checks of this device", rows, notes)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Steps of an asynchronous run beside synchronous steps: the second table of arXiv 2604.26779."""
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -115,15 +115,19 @@ def compare_overlap(
     reports: Mapping[str, VariantReport],
     console: Console,
     long_phases: LongPhases,
-) -> dict[str, Any]:
+    keep: Callable[[dict[str, Any]], None],
+) -> None:
     """Time synchronous and asynchronous steps in turns, autoregressive and at the fastest draft length, and print them.
 
-    The synchronous steps in `reports` decide which is fastest. Returns the results for the JSON file, none if
-    `experiment` is not asynchronous. Raises Stopped at a signal.
+    Does nothing if `experiment` is not asynchronous. Raises Stopped at a signal. Whatever ends the turns, those before
+    are printed.
+
+    reports: of synchronous steps. They decide which draft length is fastest.
+    keep:    called after each turn with the results so far, for the JSON file.
     """
     lag, steps = experiment.config.asynchronous.lag, experiment.config.steps
     if lag is None:
-        return {}
+        return
     fixed = [name for name in reports if name not in (PLAIN, AUTOMATIC)]
     names = PLAIN, min(fixed, key=lambda name: reports[name].step_s)
     lagging = {name: LaggingVariant(experiment, variants[name]) for name in names}
@@ -141,18 +145,25 @@ def compare_overlap(
     runs = {
         f"{kind}, {name}": lambda turn, timer=timer: timer(first(turn + 1)) for (kind, name), timer in timers.items()
     }
-    turns = timed_turns(long_phases.phase("steps that overlap", -(-steps // BLOCK), "turns", kept=False), runs)
     devices = {SYNCHRONOUS: experiment.mesh.size, f"lag {lag}": experiment.mesh.size + experiment.rollout_mesh.size}
     kinds = dict[str, dict[str, OverlapReport]]()
-    for kind, name in timers:
-        baseline, times = ([turn[run] for turn in turns] for run in (f"{SYNCHRONOUS}, {PLAIN}", f"{kind}, {name}"))
-        fewer = devices[SYNCHRONOUS] / devices[kind]
-        kinds.setdefault(kind, {})[name] = overlap_report(times, baseline, devices[kind], fewer)
-    print_overlap(kinds, console)
-    console.print(NOTE)
-    if experiment.mesh.devices.flat[0].platform == "cpu":
-        console.print("these are CPU devices, which share cores and memory: their absolute figures mean little")
-    return {"asynchronous": {kind: {name: asdict(each) for name, each in rows.items()} for kind, rows in kinds.items()}}
+
+    def report(turns: list[Record]) -> None:
+        for kind, name in timers:
+            baseline, times = ([turn[run] for turn in turns] for run in (f"{SYNCHRONOUS}, {PLAIN}", f"{kind}, {name}"))
+            fewer = devices[SYNCHRONOUS] / devices[kind]
+            kinds.setdefault(kind, {})[name] = overlap_report(times, baseline, devices[kind], fewer)
+        keep({"asynchronous": {kind: {x: asdict(y) for x, y in rows.items()} for kind, rows in kinds.items()}})
+
+    phase = long_phases.phase("steps that overlap", -(-steps // BLOCK), "turns", kept=False)
+    try:
+        timed_turns(phase, runs, keep=report)
+    finally:
+        if kinds:
+            print_overlap(kinds, console)
+            console.print(NOTE)
+            if experiment.mesh.devices.flat[0].platform == "cpu":
+                console.print("these are CPU devices, which share cores and memory: their absolute figures mean little")
 
 
 def synchronous(experiment: Experiment) -> Experiment:

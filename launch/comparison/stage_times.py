@@ -4,13 +4,13 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
 from configs.schema import RunConfig
-from launch.cli.errors import Stopped
 from launch.cli.long_phases import LongPhases
 from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.variants import PLAIN, StepTime, Variant
@@ -95,31 +95,37 @@ def time_variants(
 ) -> dict[str, VariantReport]:
     """Time `steps` steps of every variant in turns, print them and return the reports.
 
-    Raises Stopped at a signal, after it has printed the times of the steps so far. `keep` gets what is printed.
+    Raises Stopped at a signal. Whatever ends the turns, those before are printed.
 
     config: of the run whose draft lengths `Variant.chosen` indexes.
+    keep:   called after each turn with the reports of the turns so far.
     """
     # Each variant has already taken step 0, which compiled it.
     runs = {name: lambda turn, run=variant.time_step: run(turn + 1) for name, variant in variants.items()}
     phase = long_phases.phase("timed steps", steps, f"steps of {len(variants)} variants", kept=False)
-    turns, lengths, max_every = list[Record](), config.rollout.lengths, config.draft_training.max_every
+    lengths, max_every, reports = config.rollout.lengths, config.draft_training.max_every, dict[str, VariantReport]()
+    chosen = {name: tuple(lengths[i] for i in variant.chosen or ()) for name, variant in variants.items()}
 
-    def report() -> dict[str, VariantReport]:
+    def report(turns: list[Record]) -> None:
         times = {name: [turn[name] for turn in turns] for name in variants}
-        chosen = {name: tuple(lengths[i] for i in variant.chosen or ()) for name, variant in variants.items()}
-        reports = {name: _report(times[name], times[PLAIN], chosen[name], max_every) for name in variants}
-        print_stage_times(reports, console)
-        print_first_differences(reports, console)
+        reports.update({name: _report(times[name], times[PLAIN], chosen[name], max_every) for name in variants})
         keep(reports)
-        return reports
 
     try:
-        timed_turns(phase, runs, _records, into=turns)
-    except Stopped:
-        if turns:
-            report()
-        raise
-    return report()
+        timed_turns(phase, runs, _records, report)
+    finally:
+        if reports:
+            print_stage_times(reports, console)
+            print_first_differences(reports, console)
+    return reports
+
+
+def read_reports(arms: Mapping[str, dict[str, Any]]) -> dict[str, VariantReport]:
+    """Return the reports from their JSON, as `launch.compare` writes it under "arms"."""
+    partings: dict[str, Any] = {
+        name: arm["parting"] and FirstDifference(**arm["parting"]) for name, arm in arms.items()
+    }
+    return {name: VariantReport(**arm | {"parting": partings[name]}) for name, arm in arms.items()}
 
 
 def _records(steps: Mapping[str, StepTime]) -> dict[str, Record]:

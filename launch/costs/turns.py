@@ -17,7 +17,7 @@ def timed_turns(
     phase: LongPhase,
     runs: Mapping[str, Callable[[int], Result]],
     record: Callable[[Mapping[str, Result]], Record] = dict,
-    into: list[Record] | None = None,
+    keep: Callable[[list[Record]], None] = lambda turns: None,
 ) -> list[Record]:
     """Take turns in which every run is called once, and return their records; with several processes the primary's.
 
@@ -26,12 +26,13 @@ def timed_turns(
     phase:  its units are the turns.
     runs:   called with the number of the turn.
     record: from the results of a turn, by name, to what is kept of them.
-    into:   empty list that is filled and returned: a caller that catches Stopped still has it.
+    keep:   called after each turn with the records so far, to write them: no later error or kill loses them.
     """
-    records = list[Record]() if into is None else into
+    records = list[Record]()
     with phase:
         for turn in range(phase.total):
             results = one_turn({name: partial(run, turn) for name, run in runs.items()}, turn)
             records.append(processes.agree(record(results)))
+            keep(records)
             phase.finish()
     return records

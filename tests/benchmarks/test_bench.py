@@ -1,8 +1,9 @@
 """benchmarks.bench: the memory floor, the stand-ins that force acceptance and lengths, reports, and bad input."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from benchmarks.bench import plots
 from benchmarks.bench.model_flops import causal_pairs, device_sheet
 from benchmarks.bench.models import BenchNetworks, check_grid, random_networks, random_prompts
 from benchmarks.bench.presets import PRESETS, LongTail, Preset
-from benchmarks.bench.report import BenchSection, Row, print_section, where_it_fits
+from benchmarks.bench.report import BenchSection, Row, cell_by_cell, print_section, where_it_fits
 from benchmarks.bench.rollout_timer import ANY_LENGTH
 from benchmarks.bench.sections import decoding, layout
 from benchmarks.bench.sections.generation import acceptance
@@ -25,7 +26,7 @@ from benchmarks.bench.sections.layout import Runs
 from benchmarks.bench.sections.update import Gradient, head_gradient, policy_gradient, update
 from benchmarks.bench.stubs import STOP, forced_lengths
 from benchmarks.bench.timers import rollout_timer
-from benchmarks.gpu.lora import lora_networks
+from benchmarks.gpu.step_programs import policy_params, step_networks
 from launch.cli.errors import ConfigError
 from launch.plan.flops import flops
 from models.sheets import block_sheet, eagle3_sheet
@@ -76,7 +77,8 @@ def test_model_flops_are_those_of_the_traced_products(networks: BenchNetworks, m
     unread = 6 * decoder.hidden_size * decoder.vocab_size
     assert policy.flops == traced(policy) - rows * (masked - unread)
     # Frozen weights have no gradient, nor has the input of the first layer.
-    adapted = lora_networks(SMALL, 2, networks.mesh)
+    key = jax.random.key(0)
+    adapted = step_networks(SMALL, decoding.EAGLE3, policy_params(SMALL, 2, networks.mesh, key), networks.mesh, key)
     policy = policy_gradient(adapted, SMALL, "none", length)
     assert policy.flops == traced(policy) - rows * (masked - unread * 4 // 6)
     draft, indices, passes, anchors = head_gradient(networks, SMALL, 0, length), length - 2, 3, 2
@@ -96,7 +98,7 @@ def test_a_device_is_found_by_the_name_that_its_driver_gives():
 
 
 def test_gradients_are_timed(networks: BenchNetworks):
-    section = update(networks, SMALL)
+    *_, section = update(networks, SMALL)
     assert [row["gradient"] for row in section.rows] == ["policy, remat none", "draft, 32 anchors", "draft, all tokens"]
     for row in section.rows:
         assert isinstance(row["MFU"], float) and 0 < row["MFU"] < 1
@@ -142,7 +144,8 @@ def test_lengths_are_forced(networks: BenchNetworks, k: int, phases: tuple[tuple
 def test_rounds_are_put_in_tables_and_plots(networks: BenchNetworks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     sections: dict[str, BenchSection] = {}
     for measure in (decoding.floor, decoding.verify, decoding.draft, acceptance):
-        section = sections[measure.__name__] = measure(networks, SMALL)
+        *_, section = measure(networks, SMALL)
+        sections[measure.__name__] = section
         assert len({tuple(row) for row in section.rows}) == 1, "rows of one table have the same columns"
         assert any("cost model" in note for note in section.notes) == (measure is decoding.draft)
         if measure is decoding.draft:
@@ -163,7 +166,7 @@ def test_rounds_are_put_in_tables_and_plots(networks: BenchNetworks, tmp_path: P
 
 @pytest.mark.slow
 def test_layouts_are_put_in_a_table(networks: BenchNetworks):
-    section = layout.layout(networks, replace(SMALL, gradients=False, repeats=1))
+    *_, section = layout.layout(networks, replace(SMALL, gradients=False, repeats=1))
     names = ["phases", "windows", "queue", "fewer slots after a queue", "prefill shared by a group"]
     assert [row["what"] for row in section.rows] == names
     assert section.notes[-1].startswith("ladder not measured")
@@ -229,24 +232,27 @@ def test_the_drafts_of_a_preset_have_the_published_sizes():
 
 
 def test_a_cell_that_does_not_fit_does_not_end_the_benchmark(capsys: pytest.CaptureFixture[str]):
-    def fails(message: str) -> list[Row]:
+    def fails(message: str) -> list[list[Row]]:
         raise jax.errors.JaxRuntimeError(message)
 
     full = where_it_fits({"batch": 256}, lambda: fails("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 7."))
-    rows = [*full, *where_it_fits({"batch": 1}, lambda: [{"ms": 3.0}, {"ms": 5.0}])]
-    assert rows == [{"batch": 256}, {"batch": 1, "ms": 3.0}, {"batch": 1, "ms": 5.0}]
+    after_a_turn = where_it_fits({"batch": 64}, lambda: chain([[{"ms": 9.0}]], map(fails, ["RESOURCE_EXHAUSTED"])))
+    fitting = where_it_fits({"batch": 1}, lambda: [[{"ms": 4.0}], [{"ms": 3.0}, {"ms": 5.0}]])
+    *_, earlier, rows = cell_by_cell([full, after_a_turn, fitting])
+    assert earlier == [{"batch": 256}, {"batch": 64, "ms": 9.0}, {"batch": 1, "ms": 4.0}]
+    assert rows == [*earlier[:2], {"batch": 1, "ms": 3.0}, {"batch": 1, "ms": 5.0}]
     assert capsys.readouterr().err.splitlines()[-1] == "measured: batch 1, ms 5"
     print_section(BenchSection("a title", rows), Console())
     shown = [line.split() for line in capsys.readouterr().out.splitlines()[2:5]]
-    assert shown == [["256", "-"], ["1", "3"], ["1", "5"]]
+    assert shown == [["256", "-"], ["64", "9"], ["1", "3"]]
     with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
-        where_it_fits({}, lambda: fails("INTERNAL: something else"))
+        next(where_it_fits({}, lambda: fails("INTERNAL: something else")))
 
 
 def test_a_cell_that_cannot_fit_is_not_tried(networks: BenchNetworks):
     preset, tried = replace(SMALL, batches=(1, 10**9), contexts=(8, 10**9)), []
     check_grid(preset)
-    rows = decoding._each_cell(networks, preset, lambda *cell: tried.append(cell) or [{"ms": 3.0}])
+    *_, rows = decoding._each_cell(networks, preset, lambda *cell: tried.append(cell) or iter([[{"ms": 3.0}]]))
     assert tried == [(8, 1)] and [len(row) for row in rows] == [3, 2, 2, 2]
 
 
@@ -256,11 +262,12 @@ def test_everything_measured_is_kept_when_a_later_section_fails(
     pytest.importorskip("matplotlib")
     row = {"context": 8, "batch": 1, "tokens/s": 120.0, "why": None}
 
-    def measured(networks: BenchNetworks, preset: Preset) -> BenchSection:
+    def measured(networks: BenchNetworks, preset: Preset) -> Iterator[BenchSection]:
         assert preset.batches == (3, 5) and preset.contexts == (7,)
-        return BenchSection("a title", [row | {"share": (float(preset.repeats), 1.0, 9.0)}], ["note"])
+        yield BenchSection("a title", [row | {"share": (float(preset.repeats), 1.0, 9.0)}], ["note"])
 
-    def fails(networks: BenchNetworks, preset: Preset) -> BenchSection:
+    def fails(networks: BenchNetworks, preset: Preset) -> Iterator[BenchSection]:
+        yield BenchSection("after a turn", [row], [])
         raise RuntimeError("broken")
 
     monkeypatch.setattr(bench, "SECTIONS", bench.SECTIONS | {"floor": measured, "verify": fails})
@@ -272,8 +279,10 @@ def test_everything_measured_is_kept_when_a_later_section_fails(
     assert found.keys() == {"preset", "provenance", "sections"} and found["preset"] == "tiny"
     assert found["provenance"][0].startswith("command   python -m benchmarks.bench")
     rows = [row | {"share": [4.0, 1.0, 9.0]}]
-    assert found["sections"] == {"floor": {"title": "a title", "rows": rows, "notes": ["note"]}}
-    assert "4 [1, 9]" in capsys.readouterr().out
+    after_a_turn = {"title": "after a turn", "rows": [row], "notes": []}
+    assert found["sections"] == {"floor": {"title": "a title", "rows": rows, "notes": ["note"]}, "verify": after_a_turn}
+    shown = capsys.readouterr().out
+    assert "4 [1, 9]" in shown and "after a turn" in shown
     assert [path.name for path in (tmp_path / "plots").iterdir()] == ["throughput.png"]
 
 

@@ -17,8 +17,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.bench.models import Functions, functions
 from benchmarks.bench.presets import PRESETS, LongTail, Preset
+from benchmarks.bench.sections.decoding import BLOCK, EAGLE3
 from benchmarks.gpu import program
-from benchmarks.gpu.lora import LoraSteps, lora_networks
+from benchmarks.gpu.step_programs import StepPrograms, policy_params, step_networks
 from launch.cli.errors import ConfigError
 from launch.plan.devices import COMPILER_OPTIONS, OPTION_SETS, PLAN_OPTIONS, absent_gpus
 from launch.plan.programs import compile_by_any
@@ -257,18 +258,21 @@ def test_on_gpus_training_holds_no_scores_of_whole_rows(h100s: list[Any], fsdp: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_on_a_gpu_both_programs_of_a_step_with_adapters_fit(h100: Mesh):
+@pytest.mark.parametrize("draft, lengths, layers", [(EAGLE3, (0, 3), 1), (BLOCK, (7,), 5)])
+def test_on_a_gpu_both_programs_of_a_step_with_adapters_fit(
+    draft: str, lengths: tuple[int, ...], layers: int, h100: Mesh
+):
     """It has the shapes of the part `lora`. A rollout copies no frozen weights."""
-    preset, shapes = PRESETS["qwen3-8b"], ((4, 512), (4,), (4,))
-    networks = lora_networks(preset, 32, h100, None)
+    preset, shapes = PRESETS["qwen3-8b"], ((2, 128), (2,), (2,))
+    networks = step_networks(preset, draft, policy_params(preset, 32, h100, None), h100, None)
     prompts = Prompts(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes))
-    steps = LoraSteps(networks, prompts, 16, LongTail(median=128, factor=4), (0, 3, 5), microbatches=4)
+    steps = StepPrograms(networks, prompts, 16, LongTail(median=256, factor=4), lengths, microbatches=4)
     state = bytes_per_device((networks.trained, 2 * [replace(networks.trained, base=())])) / 2**30
-    for name, lowered in steps.lower()._asdict().items():
+    for name, lowered in steps.lower():
         compiled, _ = compile_by_any(name, lowered, OPTION_SETS)
         assert state + temporary_gib(compiled) < 75
         if name == "generate":
-            caches = 64 * 1030 * (2 * 36 * 8 * 128 + 2 * 8 * 128) * 2 / 2**30
+            caches = 32 * 1160 * (2 * 36 * 8 * 128 + 2 * layers * 8 * 128) * 2 / 2**30
             assert temporary_gib(compiled) < caches + 4
 
 

@@ -3,6 +3,9 @@
 import contextlib
 import io
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,7 +26,15 @@ from launch.comparison.asynchronous import NOTE
 from launch.comparison.closing import check_comparison, compare_steps
 from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.options import CompareArgs
-from launch.comparison.stage_times import STAGES, VariantReport, steady_speedup, step_speedup, time_variants
+from launch.comparison.stage_times import (
+    STAGES,
+    VariantReport,
+    print_stage_times,
+    read_reports,
+    steady_speedup,
+    step_speedup,
+    time_variants,
+)
 from launch.comparison.variants import StepTime
 from launch.rewards.reward_fn import make_reward
 from launch.setup.experiment import Experiment, build_experiment
@@ -115,6 +126,21 @@ def test_a_comparison_that_is_stopped_shows_the_steps_so_far():
     with pytest.raises(Stopped):
         time_variants(variants, config, 9, LongPhases(), Console(), shown.update)
     assert len(shown["3"].turns) == 2 and shown["3"].step_speedup == (2.0, 2.0, 2.0)
+
+
+def test_turns_before_a_death_are_in_the_file(tmp_path: Path):
+    """An error of XLA, no memory, SIGKILL or an abort in the fifteenth turn: the other fourteen make a table."""
+    command = [sys.executable, "-m", "tests.launch.dying_comparison", str(tmp_path)]
+    endings = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
+    assert endings == {"exception": 1, "memory": 1, "kill": -signal.SIGKILL, "abort": -signal.SIGABRT}
+    for how, ending in endings.items():
+        reports = read_reports(json.loads((tmp_path / f"{how}.json").read_text())["arms"])
+        assert [len(report.turns) for report in reports.values()] == [14, 14]
+        assert reports["3"].step_speedup == pytest.approx((2.0, 2.0, 2.0))
+        shown = io.StringIO()
+        print_stage_times(reports, Console(file=shown, width=200))
+        # What can still print does so itself.
+        assert (shown.getvalue().splitlines()[2] in (tmp_path / f"{how}.txt").read_text()) == (ending > 0)
 
 
 @pytest.mark.parametrize(

@@ -126,16 +126,17 @@ def test_one_process_writes_to_a_file_of_results(tmp_path: Path):
 
 
 def test_timed_turns_reverse_their_order_and_stop_after_the_turn_under_way(tmp_path: Path):
-    calls, turns = list[tuple[str, int]](), list[dict[str, float]]()
+    calls, kept = list[tuple[str, int]](), list[list[dict[str, float]]]()
 
     def run(name: str) -> Callable[[int], float]:
         return lambda turn: calls.append((name, turn)) or float(len(calls))
 
     phase = stopping_after(2, tmp_path).phase("rollouts", 4, "turns", kept=False)
     with pytest.raises(Stopped, match="rollouts: stopped after 2 of 4 turns; it starts again"):
-        timed_turns(phase, {"a": run("a"), "b": run("b")}, into=turns)
+        timed_turns(phase, {"a": run("a"), "b": run("b")}, keep=lambda turns: kept.append(list(turns)))
     assert calls == [("a", 0), ("b", 0), ("b", 1), ("a", 1)]
-    assert turns == [{"a": 1.0, "b": 2.0}, {"b": 3.0, "a": 4.0}]
+    first, second = {"a": 1.0, "b": 2.0}, {"b": 3.0, "a": 4.0}
+    assert kept == [[first], [first, second]]
     assert not list(tmp_path.iterdir())
 
 

@@ -1,7 +1,7 @@
 """Sections that time rounds: the memory-bandwidth floor, verification, the drafter."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import jax
@@ -10,10 +10,10 @@ import numpy as np
 
 from benchmarks.bench.models import BenchNetworks, fits, with_block
 from benchmarks.bench.presets import Preset
-from benchmarks.bench.report import NO_ROOM, BenchSection, Row, ratio, where_it_fits
+from benchmarks.bench.report import NO_ROOM, BenchSection, Row, cell_by_cell, ratio, where_it_fits
 from benchmarks.bench.stubs import FreeDrafter
 from benchmarks.bench.timers import round_timer
-from launch.timing import interleaved, time_call
+from launch.timing import time_call, turn_by_turn
 from models.config import DecoderConfig
 from specjax.cost import Cell, fit, relative_errors
 from specjax.drafters import Drafter, NoDrafter
@@ -24,29 +24,33 @@ COPIES = 8
 # Names of the drafts of a preset.
 EAGLE3, BLOCK = "eagle3", "dspark"
 BLOCK_OVER_IT = f"{BLOCK} / this"
+# A draft's name and a draft length.
+Kind = tuple[str, int]
 
 
-def floor(networks: BenchNetworks, preset: Preset) -> BenchSection:
+def floor(networks: BenchNetworks, preset: Preset) -> Iterator[BenchSection]:
     """Measure autoregressive decoding: tokens/s, and the memory-bandwidth floor over the measured time."""
     copy, weights = CopyBandwidth(), read_bytes(networks.policy, networks.trained.policy)
 
-    def measure(context: int, batch: int) -> list[Row]:
+    def measure(context: int, batch: int) -> Iterator[list[Row]]:
         no_drafter = NoDrafter()
         kinds = {"round": (no_drafter, 0)}
         timer = round_timer(networks, no_drafter, batch, context, kinds, preset.rounds)
         # Interleaved, so that a slowdown of the machine affects both alike.
-        measured = interleaved(timer.start(networks.params) | {"copy": copy.measure}, preset.repeats)
+        runs = timer.start(networks.params) | {"copy": copy.measure}
         cache = cache_bytes(networks.decoder, batch, context + preset.rounds // 2)
-        floor_s = [(weights + cache) / bandwidth for bandwidth in measured["copy"]]
-        row: Row = {
-            "ms a round": 1e3 * float(np.median(measured["round"])),
-            "tokens/s": batch / float(np.median(measured["round"])),
-            "floor ms": 1e3 * float(np.median(floor_s)),
-            "share of floor": ratio(floor_s, measured["round"]),
-            "GB/s": float(np.median(measured["copy"])) / 1e9,
-            "compile s": timer.compile_seconds["round"],
-        }
-        return [row]
+        for measured in turn_by_turn(runs, preset.repeats):
+            floor_s = [(weights + cache) / bandwidth for bandwidth in measured["copy"]]
+            row: Row = {
+                "ms a round": 1e3 * float(np.median(measured["round"])),
+                "tokens/s": batch / float(np.median(measured["round"])),
+                "floor ms": 1e3 * float(np.median(floor_s)),
+                "share of floor": ratio(floor_s, measured["round"]),
+                "GB/s": float(np.median(measured["copy"])) / 1e9,
+                "compile s": timer.compile_seconds["round"],
+                "turns, s": measured["round"],
+            }
+            yield [row]
 
     notes = [
         f"floor: bytes that a round reads, weights ({weights / 1e6:.1f} MB) and visible cache, over copy bandwidth",
@@ -54,39 +58,41 @@ def floor(networks: BenchNetworks, preset: Preset) -> BenchSection:
         "before writing it moves more, so decoding, which only reads, can beat the floor",
         NO_ROOM,
     ]
-    rows = _each_cell(networks, preset, measure)
-    return BenchSection("autoregressive decoding against the memory-bandwidth floor", rows, notes)
+    for rows in _each_cell(networks, preset, measure):
+        yield BenchSection("autoregressive decoding against the memory-bandwidth floor", rows, notes)
 
 
-def verify(networks: BenchNetworks, preset: Preset) -> BenchSection:
+def verify(networks: BenchNetworks, preset: Preset) -> Iterator[BenchSection]:
     """Measure T(n)/T(1), where T(n) is the time to forward, verify and commit n tokens, without drafting."""
     free, lengths = FreeDrafter(networks.policy.vocab_size), [n - 1 for n in preset.verified]
 
-    def measure(context: int, batch: int) -> list[Row]:
+    def measure(context: int, batch: int) -> Iterator[list[Row]]:
         timer = round_timer(networks, free, batch, context, {k: (free, k) for k in lengths}, preset.rounds)
-        measured = interleaved(timer.start(networks.params), preset.repeats)
-        row: dict = {"T(1) ms": 1e3 * float(np.median(measured[0]))}
-        row |= {f"T({k + 1})/T(1)": ratio(measured[k], measured[0]) for k in lengths if k}
-        return [row | {"compile s": sum(timer.compile_seconds.values())}]
+        for measured in turn_by_turn(timer.start(networks.params), preset.repeats):
+            row: dict = {"T(1) ms": 1e3 * float(np.median(measured[0]))}
+            row |= {f"T({k + 1})/T(1)": ratio(measured[k], measured[0]) for k in lengths if k}
+            row |= {"compile s": sum(timer.compile_seconds.values())}
+            yield [row | {f"turns of T({k + 1}), s": times for k, times in measured.items()}]
 
-    rows = _each_cell(networks, preset, measure)
-    return BenchSection("verification of n tokens over verification of one", rows, [NO_ROOM])
+    for rows in _each_cell(networks, preset, measure):
+        yield BenchSection("verification of n tokens over verification of one", rows, [NO_ROOM])
 
 
-def draft(networks: BenchNetworks, preset: Preset) -> BenchSection:
+def draft(networks: BenchNetworks, preset: Preset) -> Iterator[BenchSection]:
     """Measure the cost of a speculative round in plain rounds, the drafter's part, and the speed-up at given rates.
 
     The EAGLE-3 head drafts at each draft length, the block draft as many tokens as its block has.
     """
     free, blocks, size = FreeDrafter(networks.policy.vocab_size), with_block(networks, preset), preset.block.block_size
-    lengths, longest, cells = preset.draft_lengths, max((*preset.draft_lengths, size)), list[Cell]()
-    kinds: dict[tuple[str, int], tuple[Drafter, int]] = {("plain", 0): (free, 0)}
+    lengths, longest = preset.draft_lengths, max((*preset.draft_lengths, size))
+    cells = dict[tuple[int, int, int], Cell]()
+    kinds: dict[Kind, tuple[Drafter, int]] = {("plain", 0): (free, 0)}
     for k in lengths:
         kinds |= {(f"{EAGLE3} verifying", k): (free, k), (EAGLE3, k): (networks.drafter, k)}
     block_kinds = {(f"{BLOCK} verifying", size): (free, size), (BLOCK, size): (blocks.drafter, size)}
 
-    def measure(context: int, batch: int) -> list[Row]:
-        runs, compile_seconds = dict[tuple[str, int], Callable[[], float]](), dict[tuple[str, int], float]()
+    def measure(context: int, batch: int) -> Iterator[list[Row]]:
+        runs, compile_seconds = dict[Kind, Callable[[], float]](), dict[Kind, float]()
         for each, its_kinds in ((networks, kinds), (blocks, block_kinds)):
             # The block draft reads other features, so that its rounds have rows and caches of their own.
             if each is networks or fits(blocks, 2 * batch, context):
@@ -94,42 +100,49 @@ def draft(networks: BenchNetworks, preset: Preset) -> BenchSection:
                 runs |= timer.start(each.params)
                 compile_seconds |= timer.compile_seconds
         # Interleaved, so that a slowdown of the machine affects all alike.
-        measured = interleaved(runs, preset.repeats)
-        plain, block = measured["plain", 0], measured.get((BLOCK, size))
+        for measured in turn_by_turn(runs, preset.repeats):
+            cells.update(
+                {
+                    (batch, context, k): Cell(batch, context, k, float(np.median(times)))
+                    for (name, k), times in measured.items()
+                    if name in ("plain", EAGLE3)
+                }
+            )
+            yield [
+                _draft_row(measured, kind, preset, compile_seconds) for kind in measured if kind[0] in (EAGLE3, BLOCK)
+            ]
 
-        def row_of(name: str, k: int) -> Row:
-            full_round, verifying = measured[name, k], measured[f"{name} verifying", k]
-            cost = ratio(full_round, plain)
-            row: dict = {
-                "draft": name,
-                "k": k,
-                "plain ms": 1e3 * float(np.median(plain)),
-                "round ms": 1e3 * float(np.median(full_round)),
-                "propose + observe": ratio(np.subtract(full_round, verifying).tolist(), plain),
-                "verify + commit": ratio(verifying, plain),
-                "whole round": cost,
-            }
-            row |= {f"at {rate}": _acceptance_length(rate, k) / cost[0] for rate in preset.rates}
-            row[BLOCK_OVER_IT] = None if block is None or name == BLOCK else ratio(block, full_round)
-            return row | {"compile s": compile_seconds[name, k]}
-
-        cells.extend(
-            Cell(batch, context, k, float(np.median(times)))
-            for (name, k), times in measured.items()
-            if name in ("plain", EAGLE3)
-        )
-        return [row_of(*kind) for kind in measured if kind[0] in (EAGLE3, BLOCK)]
-
-    rows = _each_cell(networks, preset, measure)
     notes = [
         "costs in plain rounds of the same batch; propose + observe: the drafter's share, the whole round minus one "
         "with free proposals",
         "at RATE: speed-up, tokens of a round over its cost, if a drafted token is accepted with that probability",
         f"{BLOCK_OVER_IT}: seconds of a round of the block draft over those of this round",
-        *_break_even(rows, preset.rates),
-        NO_ROOM,
     ]
-    return BenchSection("cost of drafting", rows, [*notes, *_cost_model_note(cells)])
+    for rows in _each_cell(networks, preset, measure):
+        found = *_break_even(rows, preset.rates), NO_ROOM, *_cost_model_note(list(cells.values()))
+        yield BenchSection("cost of drafting", rows, [*notes, *found])
+
+
+def _draft_row(
+    measured: Mapping[Kind, list[float]], kind: Kind, preset: Preset, compile_seconds: Mapping[Kind, float]
+) -> Row:
+    """Return the row of a draft at a draft length. measured: seconds of rounds in the turns so far."""
+    name, k = kind
+    plain, full_round, verifying = measured["plain", 0], measured[kind], measured[f"{name} verifying", k]
+    block, cost = measured.get((BLOCK, preset.block.block_size)), ratio(full_round, plain)
+    row: dict = {
+        "draft": name,
+        "k": k,
+        "plain ms": 1e3 * float(np.median(plain)),
+        "round ms": 1e3 * float(np.median(full_round)),
+        "propose + observe": ratio(np.subtract(full_round, verifying).tolist(), plain),
+        "verify + commit": ratio(verifying, plain),
+        "whole round": cost,
+    }
+    row |= {f"at {rate}": _acceptance_length(rate, k) / cost[0] for rate in preset.rates}
+    row[BLOCK_OVER_IT] = None if block is None or name == BLOCK else ratio(block, full_round)
+    row |= {"compile s": compile_seconds[kind]}
+    return row | {"turns plain, s": plain, "turns verifying, s": verifying, "turns, s": full_round}
 
 
 def _acceptance_length(rate: float, k: int) -> float:
@@ -165,14 +178,19 @@ def _cost_model_note(cells: list[Cell]) -> list[str]:
     ]
 
 
-def _each_cell(networks: BenchNetworks, preset: Preset, measure: Callable[[int, int], list[Row]]) -> list[Row]:
-    """Return the rows of `measure(context, batch)` for every context and batch of the preset that fit in memory."""
-    rows: list[Row] = []
-    for context, batch in itertools.product(preset.contexts, preset.batches):
+def _each_cell(
+    networks: BenchNetworks, preset: Preset, measure: Callable[[int, int], Iterator[list[Row]]]
+) -> Iterator[list[Row]]:
+    """Yield the rows of `measure(context, batch)` for every context and batch of the preset that fit in memory."""
+
+    def measured(context: int, batch: int) -> Iterator[list[Row]]:
         cell: Row = {"context": context, "batch": batch}
         # Tried, it would end the process where memory is promised before it is there, as on a CPU.
-        rows += where_it_fits(cell, partial(measure, context, batch)) if fits(networks, batch, context) else [cell]
-    return rows
+        if not fits(networks, batch, context):
+            return iter([list[Row]([cell])])
+        return where_it_fits(cell, partial(measure, context, batch))
+
+    return cell_by_cell(itertools.starmap(measured, itertools.product(preset.contexts, preset.batches)))
 
 
 class CopyBandwidth:

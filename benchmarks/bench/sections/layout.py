@@ -1,6 +1,6 @@
 """Section on layout options: phases, windows, queue, shared prefill, and the ladder of training buckets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from benchmarks.bench.models import BenchNetworks, random_prompts
 from benchmarks.bench.presets import Preset
-from benchmarks.bench.report import NO_ROOM, BenchSection, Row, ratio, where_it_fits
+from benchmarks.bench.report import NO_ROOM, BenchSection, Row, cell_by_cell, ratio, where_it_fits
 from benchmarks.bench.rollout_timer import ANY_LENGTH, shrinking
 from benchmarks.bench.timers import rollout_timer
-from launch.timing import interleaved, time_call
+from launch.timing import time_call, turn_by_turn
 from specjax import kernels
 from specjax.rollout.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
@@ -28,7 +28,7 @@ GROUP, DRAFTED, MICROBATCHES = 8, 3, 4
 Runs = tuple[Callable[[], object], Callable[[], object]]
 
 
-def layout(networks: BenchNetworks, preset: Preset) -> BenchSection:
+def layout(networks: BenchNetworks, preset: Preset) -> Iterator[BenchSection]:
     """Measure the speed-up of each layout option: off and on interleaved, on the same work."""
     makers: dict[str, Callable[[BenchNetworks, Preset], Runs]] = {
         "phases": phases,
@@ -41,13 +41,13 @@ def layout(networks: BenchNetworks, preset: Preset) -> BenchSection:
     if not preset.gradients:
         del makers["ladder in training"]
 
-    def measure(make: Callable[[BenchNetworks, Preset], Runs]) -> list[Row]:
-        run_off, run_on = make(networks, preset)
-        measured = interleaved({"off": partial(time_call, run_off), "on": partial(time_call, run_on)}, preset.repeats)
-        off, on = (float(np.median(times)) for times in measured.values())
-        return [{"off s": off, "on s": on, "speed-up": ratio(measured["off"], measured["on"])}]
+    def measure(make: Callable[[BenchNetworks, Preset], Runs]) -> Iterator[list[Row]]:
+        runs = {name: partial(time_call, run) for name, run in zip(("off", "on"), make(networks, preset), strict=True)}
+        for measured in turn_by_turn(runs, preset.repeats):
+            row: dict = {f"{name} s": float(np.median(times)) for name, times in measured.items()}
+            row |= {"speed-up": ratio(measured["off"], measured["on"])}
+            yield [row | {f"turns {name}, s": times for name, times in measured.items()}]
 
-    rows = [row for name, make in makers.items() for row in where_it_fits({"what": name}, partial(measure, make))]
     tail = preset.tail
     notes = [
         f"{GROUP * preset.batch} completions, one in {tail.every} of {tail.longest} tokens, the others around "
@@ -58,7 +58,8 @@ def layout(networks: BenchNetworks, preset: Preset) -> BenchSection:
     ]
     if not preset.gradients:
         notes.append("ladder not measured: this preset's gradients do not fit in memory beside its weights")
-    return BenchSection("layout options, off and on", rows, notes)
+    for rows in cell_by_cell(where_it_fits({"what": name}, partial(measure, make)) for name, make in makers.items()):
+        yield BenchSection("layout options, off and on", rows, notes)
 
 
 def _config(preset: Preset) -> RolloutConfig:

@@ -1,7 +1,7 @@
 """Sections that compare with other samplers, on completions of one length and on a long-tailed rollout."""
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -14,11 +14,11 @@ from benchmarks.bench.models import BenchNetworks, random_prompts
 from benchmarks.bench.peers import load_peers
 from benchmarks.bench.peers.protocol import PeerSampler, failure
 from benchmarks.bench.presets import Preset
-from benchmarks.bench.report import NO_ROOM, BenchSection, Row, ratio, where_it_fits
+from benchmarks.bench.report import NO_ROOM, BenchSection, Row, cell_by_cell, ratio, where_it_fits
 from benchmarks.bench.rollout_timer import RolloutTimer
 from benchmarks.bench.sections.layout import GROUP, halving
 from benchmarks.bench.timers import rollout_timer
-from launch.timing import interleaved, time_call
+from launch.timing import interleaved, time_call, turn_by_turn
 from specjax.parallel import processes
 from specjax.rollout.plan import RolloutConfig
 
@@ -34,10 +34,10 @@ NOTES = (
 PeerRuns = Mapping[str, Callable[[], object] | str]
 
 
-def peers(networks: BenchNetworks, preset: Preset) -> BenchSection:
+def peers(networks: BenchNetworks, preset: Preset) -> Iterator[BenchSection]:
     """Measure tokens/s of completions of one length, ours and each peer's, and their ratio."""
 
-    def rows(samplers: Mapping[str, PeerSampler | str], batch: int) -> list[Row]:
+    def rows(samplers: Mapping[str, PeerSampler | str], batch: int) -> Iterator[list[Row]]:
         prompts, lengths = random_prompts(networks, batch, preset.prompt), np.full(batch, preset.new, np.int32)
         config = RolloutConfig(group_size=1, max_new_tokens=preset.new)
 
@@ -51,9 +51,6 @@ def peers(networks: BenchNetworks, preset: Preset) -> BenchSection:
         return _compare(lengths, our_timers, _peer_runs(samplers, batch, run), preset)
 
     samplers = _loaded_peers(networks)
-    table = [
-        row for batch in preset.peer_batches for row in where_it_fits({"batch": batch}, partial(rows, samplers, batch))
-    ]
     notes = [
         f"{preset.prompt} prompt tokens and {preset.new} new tokens per row, temperature 1; no row ends early; "
         "times include the prefill",
@@ -63,10 +60,12 @@ def peers(networks: BenchNetworks, preset: Preset) -> BenchSection:
         NO_ROOM,
         _versions(),
     ]
-    return BenchSection("completions of one length, against other samplers on the same weights", table, notes)
+    cells = (where_it_fits({"batch": batch}, partial(rows, samplers, batch)) for batch in preset.peer_batches)
+    for table in cell_by_cell(cells):
+        yield BenchSection("completions of one length, against other samplers on the same weights", table, notes)
 
 
-def rollouts(networks: BenchNetworks, preset: Preset) -> BenchSection:
+def rollouts(networks: BenchNetworks, preset: Preset) -> Iterator[BenchSection]:
     """Measure tokens/s of a long-tailed rollout. Peers take all sequences at once, and a quarter at a time."""
     tail, sequences = preset.tail, GROUP * preset.batch
     prompts = random_prompts(networks, sequences, preset.prompt)
@@ -75,7 +74,7 @@ def rollouts(networks: BenchNetworks, preset: Preset) -> BenchSection:
     phases = ((sequences, preset.prompt + 3 * tail.median // 2), *halves)
     config = RolloutConfig(group_size=1, max_new_tokens=tail.longest, phases=phases)
 
-    def rows() -> list[Row]:
+    def rows() -> Iterator[list[Row]]:
         our_timers = {
             name: rollout_timer(networks, prompts, replace(config, draft_length=k), tail=tail)
             for name, k in _our_draft_lengths(preset).items()
@@ -88,7 +87,6 @@ def rollouts(networks: BenchNetworks, preset: Preset) -> BenchSection:
 
         return _compare(lengths, our_timers, _peer_runs(_loaded_peers(networks), sequences, run), preset)
 
-    table = where_it_fits({"batch": sequences}, rows)
     notes = [
         f"{sequences} completions, one in {tail.every} of {tail.longest} tokens, the others around {tail.median}; "
         f"prompts of {preset.prompt}",
@@ -99,7 +97,8 @@ def rollouts(networks: BenchNetworks, preset: Preset) -> BenchSection:
         NO_ROOM,
         _versions(),
     ]
-    return BenchSection("long-tailed rollout, against other samplers on the same weights", table, notes)
+    for table in where_it_fits({"batch": sequences}, rows):
+        yield BenchSection("long-tailed rollout, against other samplers on the same weights", table, notes)
 
 
 @lru_cache(maxsize=1)
@@ -140,8 +139,8 @@ def _peer_runs(
 
 def _compare(
     lengths: np.ndarray, our_timers: Mapping[str, RolloutTimer], peer_runs: PeerRuns, preset: Preset
-) -> list[Row]:
-    """Return a row for each of our timers and each peer, all measured interleaved."""
+) -> Iterator[list[Row]]:
+    """Yield after each turn a row for each of our timers and each peer."""
     runs: dict[str, Callable[[], object]] = {
         name: partial(_tokens_on_host, timer, preset.peer_rate) for name, timer in our_timers.items()
     }
@@ -159,9 +158,8 @@ def _compare(
     timed = {name: partial(time_call, run) for name, run in runs.items()}
     screened = interleaved({name: timed[name] for name in our_timers if name != PLAIN}, SCREENED)
     best = min(screened, key=lambda name: np.median(screened[name]))
-    measured = interleaved(timed, preset.repeats)
 
-    def row(name: str) -> Row:
+    def row(name: str, measured: Mapping[str, list[float]]) -> Row:
         values = measured.get(name)
         return {
             "batch": len(lengths),
@@ -171,9 +169,11 @@ def _compare(
             "ours / it": None if values is None else ratio(values, measured[PLAIN]),
             "ours forced / it": None if values is None else ratio(values, measured[best]),
             "note": reasons.get(name, ""),
+            "turns, s": values or [],
         }
 
-    return [row(name) for name in (*our_timers, *peer_runs)]
+    for measured in turn_by_turn(timed, preset.repeats):
+        yield [row(name, measured) for name in (*our_timers, *peer_runs)]
 
 
 def _in_parts(sampler: PeerSampler, prompts: np.ndarray, lengths: np.ndarray, rows: int) -> None:

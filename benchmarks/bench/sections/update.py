@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.bench.model_flops import device_sheet, draft_flops, policy_flops
 from benchmarks.bench.models import BenchNetworks, random_prompts
 from benchmarks.bench.presets import Preset
-from benchmarks.bench.report import NO_ROOM, BenchSection, Row, where_it_fits
+from benchmarks.bench.report import NO_ROOM, BenchSection, Row, cell_by_cell, where_it_fits
 from launch.timing import interval, time_call
 from models.config import Remat
 from models.decoder import make_policy
@@ -54,7 +54,7 @@ class Gradient(NamedTuple):
     microbatches: int = 1
 
 
-def update(networks: BenchNetworks, preset: Preset) -> BenchSection:
+def update(networks: BenchNetworks, preset: Preset) -> Iterator[BenchSection]:
     """Measure gradients as a training step computes them: tokens/s, and model FLOPs per second as a share of the peak.
 
     Model FLOPs (benchmarks.bench.model_flops) leave out what is computed again: layers by remat, logits by chunks.
@@ -66,12 +66,14 @@ def update(networks: BenchNetworks, preset: Preset) -> BenchSection:
         f"draft, {ANCHORS} anchors": partial(head_gradient, networks, preset, ANCHORS),
         "draft, all tokens": partial(head_gradient, networks, preset, 0),
     } | {f"policy, remat {remat}": partial(policy_gradient, networks, preset, remat) for remat in other_remats}
-    device, rows = networks.mesh.devices.flat[0], list[Row]()
+    device = networks.mesh.devices.flat[0]
     hardware = device_sheet(device.platform, device.device_kind)
     peak = None if hardware is None else hardware.peak(networks.policy.dtype.itemsize)
-    for (kind, make), context in itertools.product(kinds.items(), preset.contexts):
-        measure = partial(_measure, networks, preset, partial(make, context), peak)
-        rows += where_it_fits({"gradient": kind, "context": context}, measure)
+
+    def measured(kind: str, context: int) -> Iterator[list[Row]]:
+        measure = partial(_measure, networks, preset, partial(kinds[kind], context), peak)
+        return where_it_fits({"gradient": kind, "context": context}, measure)
+
     notes = [
         "MFU: model FLOPs per second over the peak of specjax.cost.hardware, "
         + (f"{peak / 1e12:.3g} TFLOP/s" if peak else "which has no sheet of this device"),
@@ -82,7 +84,8 @@ def update(networks: BenchNetworks, preset: Preset) -> BenchSection:
         f"a batch has {preset.trained} tokens in {MICROBATCHES} microbatches, or one row; the draft gets a microbatch",
         NO_ROOM,
     ]
-    return BenchSection("forward and backward of training", rows, notes)
+    for rows in cell_by_cell(itertools.starmap(measured, itertools.product(kinds, preset.contexts))):
+        yield BenchSection("forward and backward of training", rows, notes)
 
 
 def policy_gradient(networks: BenchNetworks, preset: Preset, remat: Remat, context: int) -> Gradient:
@@ -125,8 +128,10 @@ def head_gradient(networks: BenchNetworks, preset: Preset, anchors: int, context
     return Gradient(run, (networks.trained, _batch(networks, rows, context), output), flops)
 
 
-def _measure(networks: BenchNetworks, preset: Preset, make: Callable[[], Gradient], peak: float | None) -> list[Row]:
-    """Compile a gradient, time it, and return its row; an empty one if the device's memory is too small."""
+def _measure(
+    networks: BenchNetworks, preset: Preset, make: Callable[[], Gradient], peak: float | None
+) -> Iterator[list[Row]]:
+    """Compile a gradient, and yield its row after each run; an empty one if the device's memory is too small."""
     with kernels.quick_draws(networks.mesh):
         gradient = make()
     options, started = kernels.compiler_options(networks.policy.dtype), time.perf_counter()
@@ -137,22 +142,25 @@ def _measure(networks: BenchNetworks, preset: Preset, make: Callable[[], Gradien
     needed = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
     # Tried, it would end the process where memory is promised before it is there, as on a CPU.
     if needed > device_memory(networks.mesh):
-        return [{}]
-    run = partial(program, *gradient.args)
+        yield [{}]
+        return
+    run, times, tokens = partial(program, *gradient.args), list[float](), gradient.args[1].tokens
     time_call(run)
-    times, tokens = [time_call(run) for _ in range(preset.repeats)], gradient.args[1].tokens
-    seconds = float(np.median(times))
-    row: Row = {
-        "rows": len(tokens),
-        "microbatches": gradient.microbatches,
-        "ms": 1e3 * seconds,
-        "tokens/s": tokens.size / seconds,
-        "model TFLOP/s": interval([gradient.flops / each / 1e12 for each in times]),
-        "MFU": None if peak is None else gradient.flops / seconds / peak,
-        "temporary GB": memory.temp_size_in_bytes / 1e9,
-        "compile s": compile_s,
-    }
-    return [row]
+    for _ in range(preset.repeats):
+        times.append(time_call(run))
+        seconds = float(np.median(times))
+        row: Row = {
+            "rows": len(tokens),
+            "microbatches": gradient.microbatches,
+            "ms": 1e3 * seconds,
+            "tokens/s": tokens.size / seconds,
+            "model TFLOP/s": interval([gradient.flops / each / 1e12 for each in times]),
+            "MFU": None if peak is None else gradient.flops / seconds / peak,
+            "temporary GB": memory.temp_size_in_bytes / 1e9,
+            "compile s": compile_s,
+            "turns, s": times,
+        }
+        yield [row]
 
 
 def _microbatch_rows(preset: Preset, context: int) -> int:
