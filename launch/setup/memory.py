@@ -137,7 +137,10 @@ def _rollout(
     phases = lay_out(rollout, sequences, width)
     caches = [jax.eval_shape(partial(policy.init_cache, slots, window + rollout.slack)) for slots, window in phases]
     logits = 4 * phases[0].slots * (max(rollout.lengths) + 1) * policy.vocab_size
-    options, hint = {**rows, **_widths(experiment, width)}, "fewer slots in rollout.phases"
+    # The smallest change first.
+    names = "rollout.phases with fewer slots", *rows, "data.max_prompt_tokens"
+    hint = ", ".join(f"--{name.replace('_', '-')}" for name in names) + " less"
+    options = {**rows, **_widths(experiment, width)}
     lengths = {"rollout.draft_length": max(rollout.lengths), **rows}
     return [
         growing("caches of the rollout", max(map(bytes_per_device, caches)) // tensor, options, hint),

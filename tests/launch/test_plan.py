@@ -17,14 +17,15 @@ from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.recipes import load_recipe
 from launch.plan import devices
 from launch.plan.__main__ import main
-from launch.plan.alternatives import alternatives
-from launch.plan.estimate import MeshEstimate, estimate
+from launch.plan.alternatives import alternatives, smaller_rollouts
+from launch.plan.bound import check_bound
+from launch.plan.estimate import ACCEPTANCE, MeshEstimate, estimate
 from launch.plan.flops import Flops, flops
 from launch.plan.memory import TEMPORARIES, Components, checkpoint_copy, known_components
-from launch.plan.meshes import sensible_meshes, with_mesh
+from launch.plan.meshes import by_seconds, sensible_meshes, with_mesh
 from launch.plan.options import PlanArgs, PlanConfig
 from launch.plan.programs import Plan, Planned, ProgramName, compile_by_any
-from launch.plan.report import as_json, memory_table, round_table
+from launch.plan.report import USABLE, as_json, memory_table, round_table
 from launch.plan.rounds import round_times
 from launch.plan.traffic import Collectives, Traffic
 from launch.setup.experiment import Experiment, abstract_experiment
@@ -222,7 +223,8 @@ def test_an_asynchronous_step_takes_the_longer_phase_and_what_is_sent(
     assert ahead["weights_s"] == pytest.approx(3136 / HARDWARE["h100"].link)
     for lag, seconds in ((None, 6.0), (0, 6.0), (1, 4.0)):
         config = override(TWO_NETWORKS, {"asynchronous.lag": lag, "loss.importance_cap": 2.0})
-        assert MeshEstimate(config, {}, weights=1.0, decoding=2.0, update=3.0).seconds == seconds
+        step = MeshEstimate(config, {}, weights=1.0, plain=9.0, drafted=2.0, update=3.0)
+        assert (step.seconds, step.plain_seconds) == (seconds, seconds + (6.0 if lag else 7.0))
 
 
 @pytest.mark.slow
@@ -331,8 +333,8 @@ def test_the_first_ranked_mesh_that_fits_is_planned(
     out, found = capsys.readouterr().out, read_json(tmp_path / "plan.json")
     ranked = [each["mesh"] for each in found["meshes"]]
     assert ranked[:3] == [vars(mesh) for mesh in compiled] and found["mesh"] == ranked[2]
-    seconds = [each["rollout_s"] + each["update_s"] for each in found["meshes"]]
-    assert seconds == sorted(seconds) and all(seconds)
+    steps = [each["weights_s"] + each["drafted_rounds_s"] + each["update_s"] for each in found["meshes"]]
+    assert steps == sorted(steps) and all(steps)
     assert "fsdp 8                            refused: data.prompts = 4" in out
     for part in ("refused by XLA", "does not fit: 1,024.0 GiB", "mesh: --mesh.data 1 --mesh.fsdp 1 --mesh"):
         assert part in out
@@ -340,6 +342,60 @@ def test_the_first_ranked_mesh_that_fits_is_planned(
     monkeypatch.setattr(launch.plan.plan, "USABLE", 500_000 / HARDWARE["h100"].memory)
     with pytest.raises(ConfigError, match=r"^plan.gpus = 1: too few for every mesh; one device needs .* nearest: 2$"):
         main([*words, "--plan.gpus", "1"])
+
+
+def test_meshes_rank_by_steps_with_drafts_and_near_equals_by_their_rounds():
+    def rank(**drafted: float) -> list[str]:
+        rows = [
+            MeshEstimate(override(CONFIG, {"mesh": MeshConfig(tensor=size)}), {}, 0.0, 9.0 - size, drafted[name], 50.0)
+            for size, name in ((1, "tensor1"), (2, "tensor2"), (4, "tensor4"))
+        ]
+        return [f"tensor{row.config.mesh.tensor}" for row in by_seconds(rows)]
+
+    assert rank(tensor4=51.0, tensor1=50.0, tensor2=50.5) == ["tensor1", "tensor2", "tensor4"]
+    assert rank(tensor4=50.0, tensor1=52.0, tensor2=51.0) == ["tensor1", "tensor4", "tensor2"]
+    assert rank(tensor4=50.0, tensor1=55.0, tensor2=51.0) == ["tensor4", "tensor2", "tensor1"]
+
+
+def test_rounds_are_drafted_at_the_fastest_of_the_lengths_that_a_run_has():
+    for lengths, fixed in (((), 3), ((0, 3), 3), ((), 0)):
+        config = override(CONFIG, {"rollout.draft_lengths": lengths, "rollout.draft_length": fixed})
+        experiment = abstract_experiment(config, make_mesh(config.mesh))
+        step, seconds = estimate(experiment, HARDWARE["h100"]), round_times(experiment, HARDWARE["h100"])[0].seconds
+        gains = {k: sum(ACCEPTANCE**i for i in range(k + 1)) for k in lengths or (fixed,)}
+        fastest = min(seconds[k] / gain for k, gain in gains.items())
+        assert step.drafted / step.plain == pytest.approx(fastest / seconds[0])
+    assert sum(ACCEPTANCE**i for i in range(4)) == pytest.approx(2.77, abs=0.01)
+
+
+def test_row_95_the_first_command_of_the_lora_page_fits_the_gpu_that_the_page_promises():
+    """Of its plan, what follows from shapes is computed here, and the total is that which was recorded."""
+    page = (ROOT / "docs" / "lora.md").read_text()
+    words = next(line.split()[3:] for line in page.splitlines() if "-m launch.train own_data" in line)
+    assert words[:3] == ["own_data", "--model.path", "Qwen/Qwen3-8B"] and words[-2] == "--lora.rank"
+    recorded = read_json(ROOT / "benchmarks" / "results" / "plans" / "own_data_lora_1xh100.json")
+    changed = {"model.path": str(ROOT / "benchmarks" / "plans" / "qwen3_8b"), "lora.rank": int(words[-1])}
+    for name, known in planned_memory(override(load_recipe("own_data"), changed)).items():
+        found = recorded["programs"][name]["memory"]
+        for part in known.keys() - {"second copy of the gradients"}:
+            assert found[part] == known[part], (name, part)
+        assert sum(found.values()) < USABLE * 80e9
+
+
+def test_row_95_what_cannot_fit_is_refused_before_it_is_compiled_with_the_smallest_changes_that_would():
+    config = override(CONFIG, {"mesh": MeshConfig(), "data.prompts": 64})
+    experiment = abstract_experiment(config, make_mesh(config.mesh))
+    known = planned_memory(config)["generate"]
+    check_bound(experiment, sum(known.values()))
+    usable = sum(known.values()) - 0.6 * known["caches"]
+    with pytest.raises(ConfigError) as caught:
+        check_bound(experiment, usable)
+    assert_refused(
+        str(caught.value),
+        "mesh = one device: generate ...--rollout.phases 32 ...--data.prompts 16 ...more GPUs (--plan.gpus N",
+    )
+    slots = dict(smaller_rollouts(config))
+    assert [words.split()[0] for words in slots] == ["--rollout.phases", "--data.prompts", "--data.max-prompt-tokens"]
 
 
 def test_gpus_are_described_to_xla_by_their_sheets():
@@ -380,17 +436,17 @@ def test_training_is_planned_with_an_option(monkeypatch: pytest.MonkeyPatch):
 
 def test_alternatives_change_one_option_and_keep_the_devices_if_possible():
     config = override(CONFIG, {"mesh.data": 4, "data.prompts": 8, "logit_chunk": 8})
-    for program, first in (("generate", "rollout.phases with at most 1 slots"), ("update", "microbatches = 4")):
+    for program, first in (("generate", "--rollout.phases 1 "), ("update", "--microbatches 4")):
         found = dict(alternatives(config, program, experts=False))
         more = alternatives(config, program, experts=True)
-        assert {name for name, _ in more} - found.keys() == {"mesh.expert = 2, mesh.data = 2"}
+        assert {name for name, _ in more} - found.keys() == {"--mesh.expert 2 --mesh.data 2"}
         assert next(iter(found)).startswith(first)
-        assert found["mesh.tensor = 4, mesh.data = 2"].mesh == MeshConfig(data=2, fsdp=2, tensor=4)
-        assert found["mesh.fsdp = 4, mesh.data = 2"].mesh == MeshConfig(data=2, fsdp=4, tensor=2)
-    assert {"model.remat = full", "logit_chunk = 4"} < found.keys()
+        assert found["--mesh.tensor 4 --mesh.data 2"].mesh == MeshConfig(data=2, fsdp=2, tensor=4)
+        assert found["--mesh.fsdp 4 --mesh.data 2"].mesh == MeshConfig(data=2, fsdp=4, tensor=2)
+    assert {"--model.remat full", "--logit-chunk 4"} < found.keys()
     on_one_gpu = override(CONFIG, {"mesh": MeshConfig()})
     ahead = override(CONFIG, changes(f"{AHEAD} --asynchronous.rollout-mesh.data 2"))
     found = dict(alternatives(ahead, "generate", experts=False))
-    name = "asynchronous.rollout_mesh.tensor = 2, asynchronous.rollout_mesh.data = 1"
+    name = "--asynchronous.rollout-mesh.tensor 2 --asynchronous.rollout-mesh.data 1"
     assert found[name].asynchronous.rollout_mesh == MeshConfig(tensor=2) and found[name].mesh == CONFIG.mesh
-    assert "mesh.tensor = 2, so twice the GPUs" in dict(alternatives(on_one_gpu, "update", experts=False))
+    assert "--mesh.tensor 2, so twice the GPUs" in dict(alternatives(on_one_gpu, "update", experts=False))
