@@ -27,7 +27,6 @@ config = replace(
     name="qwen3_8b_rl_think",
     microbatches=64,
     ladder=(4096, 8192),
-    logit_chunk=2048,
     mesh=MeshConfig(fsdp=8),
     model=ModelConfig(remat="dots"),
     data=replace(base.data, chat_template_kwargs={"enable_thinking": True}, max_prompt_tokens=2048),

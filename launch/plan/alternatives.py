@@ -58,5 +58,5 @@ def _update(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
     yield f"--microbatches {microbatches}", replace(config, microbatches=microbatches)
     if config.model.remat != "full":
         yield "--model.remat full", replace(config, model=replace(config.model, remat="full"))
-    chunk = config.logit_chunk // 2 if config.logit_chunk else 1024
+    chunk = max((config.logit_chunk or 1024) // 2, 1)
     yield f"--logit-chunk {chunk}", replace(config, logit_chunk=chunk)

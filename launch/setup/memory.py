@@ -17,6 +17,7 @@ from launch.cli.errors import as_config_error
 from launch.setup.experiment import Experiment
 from launch.setup.state import abstract_state
 from specjax.asynchronous.weight_transfer import copy_on
+from specjax.log_probs import LOGIT_BYTES
 from specjax.parallel.memory import MemoryPart, bytes_per_device, check_memory, growing
 from specjax.parallel.mesh import batch_shards
 from specjax.rollout.plan import RolloutConfig, lay_out
@@ -157,10 +158,12 @@ def _update(experiment: Experiment, rows: Mapping[str, int]) -> list[MemoryPart]
     sequences = config.trained_groups(config.data.prompts) * config.rollout.group_size // parts
     item, positions = jnp.dtype(networks.policy.dtype).itemsize, min(config.logit_chunk or width, width)
     logits = item * sequences * positions * networks.policy.vocab_size // mesh.shape["tensor"]
+    if config.logit_chunk is None:
+        logits = min(logits, item * LOGIT_BYTES // 4)
     stream = 0 if decoder is None else item * sequences * width * decoder.hidden_size * decoder.num_layers
     return [
         _sharded("gradients of what is trained", bytes_per_device(networks.params.policy), mesh),
-        growing("logits of a microbatch", logits, options, "logit_chunk set, or microbatches more"),
+        growing("logits of a microbatch", logits, options, "logit_chunk less, or microbatches more"),
         growing("activations of a microbatch", stream, options, "microbatches more"),
     ]
 

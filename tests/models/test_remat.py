@@ -69,7 +69,9 @@ def test_memory_falls(results, dtype: str) -> None:
     assert full < {"float32": 0.98, "bfloat16": 0.85}[dtype] * dots and dots < 0.7 * none, (none, dots, full)
 
 
-def test_the_backward_pass_under_dots_takes_what_cudnn_returned(params: PyTree, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backward_pass_under_dots_takes_what_cudnn_returned(
+    params: PyTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """cuDNN's attention is no product: a policy that saves products alone would run it twice in each layer."""
     monkeypatch.setattr(private, "check_cudnn_version", lambda: 91_000)
     monkeypatch.setattr(private, "check_compute_capability", lambda capability: True)
