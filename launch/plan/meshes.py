@@ -137,7 +137,7 @@ def mesh_table(estimates: Sequence[MeshEstimate], refused: Sequence[Refused], us
     for refusal in refused:
         yield f"  {describe_mesh(refusal.mesh):32}  refused: {refusal.reason}"
     yield "  GiB per device: state, copies, caches and gradients, from their shapes. Temporaries come on top."
-    yield "  Seconds: by the hardware sheet, not measured. Plain: at draft length 0. Drafted: at the fastest of the run's"
-    yield f"  draft lengths, each drafted token accepted with {ACCEPTANCE}, given those before it. All completions have"
-    yield "  max_new_tokens, collectives and products do not overlap, and the draft's training and the rewards are left out."
-    yield f"  Ordered by drafted steps; of those within {NEAR - 1:.0%} of the best, first those whose rounds have no collective."
+    yield "  Seconds: by the hardware sheet, not measured. Plain: at draft length 0. Drafted: at the best of the run's"
+    yield f"  draft lengths, a token accepted with {ACCEPTANCE} if those before it are. All completions have"
+    yield "  max_new_tokens, collectives and products do not overlap; draft training and rewards are left out."
+    yield f"  Sorted by drafted steps. Within {NEAR - 1:.0%} of the best, rounds without collectives come first."
