@@ -21,14 +21,18 @@ def check_bound(experiment: Experiment, usable: float) -> None:
 
     The message names what makes a rollout fit, the smallest change first.
     """
-    state = abstract_state(experiment)
+    state, config = abstract_state(experiment), experiment.config
     for name in get_args(ProgramName):
         if (needed := sum(known_components(name, experiment, state).values())) > usable:
-            remedies = smaller_options(experiment, usable) if name == "generate" else []
+            section, mesh, remedies = "mesh", config.mesh, list[str]()
+            if name == "generate":
+                remedies = smaller_options(experiment, usable)
+                if config.asynchronous.lag is not None:
+                    section, mesh = "asynchronous.rollout_mesh", config.asynchronous.rollout_mesh
             raise ConfigError(
-                f"mesh = {describe_mesh(experiment.config.mesh)}: {name} needs at least {gib(needed)} GiB per device "
-                f"without temporaries, of {gib(usable)} that are usable; it may fit with "
-                + ", or ".join([*remedies, "more GPUs (--plan.gpus N --plan.mesh auto)"])
+                f"{section} = {describe_mesh(mesh)}: {name} needs at least {gib(needed)} GiB per device without "
+                f"temporaries, of {gib(usable)} that are usable; it may fit with "
+                + ", or ".join([*remedies, "more GPUs (--plan.gpus)"])
             )
 
 

@@ -104,7 +104,7 @@ def test_rounds_are_drafted_at_the_fastest_of_the_lengths_that_a_run_has():
 
 
 def test_row_95_the_first_command_of_the_lora_page_fits_the_gpu_that_the_page_promises():
-    """Of its plan, what follows from shapes is computed here, and the total is that which was recorded."""
+    """Compute what follows from shapes; the totals are those of the recorded plan."""
     page = (ROOT / "docs" / "lora.md").read_text()
     words = next(line.split()[3:] for line in page.splitlines() if "-m launch.train own_data" in line)
     assert words[:3] == ["own_data", "--model.path", "Qwen/Qwen3-8B"] and words[-2] == "--lora.rank"
@@ -127,7 +127,7 @@ def test_row_95_what_cannot_fit_is_refused_before_it_is_compiled_with_the_smalle
         check_bound(experiment, usable)
     assert_refused(
         str(caught.value),
-        "mesh = one device: generate ...--rollout.phases 32 ...--data.prompts 16 ...more GPUs (--plan.gpus N",
+        "mesh = one device: generate ...--rollout.phases 32 ...--data.prompts 16 ...more GPUs (--plan.gpus)",
     )
     slots = dict(smaller_rollouts(config))
     assert [words.split()[0] for words in slots] == ["--rollout.phases", "--data.prompts", "--data.max-prompt-tokens"]
