@@ -35,8 +35,7 @@ class TrainConfig(Options):
         gap_alarm:           Log-prob gap that alarms; of a sequence, 10 times it.
         ladder:              Sequence-length buckets, ascending. Rows are sorted, and each microbatch is cut to the
                              smallest bucket that fits. Empty: the full length alone.
-        logit_chunk:         Positions per row whose logits exist at a time; 0: all. None: as many as take 2 GiB of a
-                             device in float32 (specjax.log_probs).
+        logit_chunk:         Logits at a time, in positions of a row. 0: all, None: 2 GiB.
         draft_training:      When the draft is trained.
         allow_truncated_law: Train although top-k, top-p, min-p or temperature 0 truncate the rollout's distribution.
     """
