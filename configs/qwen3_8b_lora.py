@@ -24,7 +24,6 @@ config = replace(
     name="qwen3_8b_lora",
     microbatches=64,
     ladder=(1024, 2048, 3072),
-    logit_chunk=1024,
     model=ModelConfig(remat="full"),
     lora=LoraConfig(rank=32),
     policy_optimizer=replace(base.policy_optimizer, learning_rate=1e-5),

@@ -14,7 +14,7 @@ Minimum mesh: 8 GPUs of 141 GB along `fsdp`, with XLA_PYTHON_CLIENT_MEM_FRACTION
 - gradients: 4
 - bfloat16 copy: 16
 - caches of 32 slots: 93. Sequences wait for slots; a slot takes 2.9 for its 20,480 positions.
-- total as `launch.plan` counts it for H200: 122 to generate, 79 to update
+- total as `launch.plan` counts it for H200: 122 to generate, 85 to update
 """
 
 from dataclasses import replace
@@ -27,7 +27,6 @@ config = replace(
     name="qwen3_8b_rl_think",
     microbatches=64,
     ladder=(4096, 8192),
-    logit_chunk=2048,
     mesh=MeshConfig(fsdp=8),
     model=ModelConfig(remat="dots"),
     data=replace(base.data, chat_template_kwargs={"enable_thinking": True}, max_prompt_tokens=2048),

@@ -27,7 +27,6 @@ config = replace(
     name="qwen3_8b_rl_zero",
     microbatches=16,
     ladder=(2048, 4096, 8192),
-    logit_chunk=2048,
     mesh=MeshConfig(fsdp=8),
     model=ModelConfig(remat="full"),
     rollout=replace(

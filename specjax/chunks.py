@@ -17,8 +17,9 @@ def by_position(function: Callable[..., Any], chunk: int, *arrays: Array) -> Any
     count = arrays[0].shape[1]
     if not 0 < chunk < count:
         return function(*arrays)
-    # Chunks of equal size, so that little is padded.
-    chunk = -(-count // -(-count // chunk))
+    # Chunks of equal size, so that little is padded: of multiples of 8, or GPUs pad the products of each.
+    equal = -(-count // -(-count // chunk))
+    chunk = min(equal + -equal % 8, chunk)
     missing = -count % chunk
 
     def cut(x: Array) -> Array:

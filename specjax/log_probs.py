@@ -9,38 +9,60 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, Integer
 
 from specjax.chunks import by_position
+from specjax.parallel.mesh import spec
 from specjax.sampling import SamplingLaw, full_log_probs, pick
 from specjax.types import ChunkedLogits, Policy, PolicyOutput, PyTree
+
+# Bytes of a device that the logits of a forward may take in float32 before they are computed in chunks. The backward
+# pass of a chunk holds about as much again, and computes the logits a second time.
+LOGIT_BYTES = 2**31
+
+
+def positions_at_a_time(policy: Policy, rows: int, width: int, logit_chunk: int | None) -> int:
+    """Return the positions of each of `rows` rows of `width` tokens whose logits exist at a time; 0: all.
+
+    logit_chunk: as in `TrainConfig`.
+    """
+    if logit_chunk is not None:
+        return logit_chunk
+    mesh, shape = jax.sharding.get_abstract_mesh(), (rows, width, policy.vocab_size)
+    if not mesh.empty:
+        shape = NamedSharding(mesh, spec(("batch", None, "vocab"), shape, mesh)).shard_shape(shape)
+    fitting = LOGIT_BYTES // (4 * shape[0] * shape[2])
+    return 0 if fitting >= width else max(fitting, 1)
 
 
 def teacher_forced(
     policy: Policy,
     params: PyTree,
     tokens: Int[Array, "B T"],
-    logit_chunk: int = 0,
+    logit_chunk: int | None = None,
     routes: Integer[Array, "B T M A"] | None = None,
 ) -> PolicyOutput:
-    """Run the policy over whole rows. With a `logit_chunk`, `chunked` stands in for the logits, which are left out.
+    """Run the policy over whole rows. In chunks of logits, `chunked` stands in for the logits, which are left out.
 
-    routes: experts to use in place of those that the routers choose.
+    logit_chunk: as in `TrainConfig`. routes: experts to use in place of those that the routers choose.
     """
     start = jnp.zeros(len(tokens), jnp.int32)
     options = {} if routes is None else {"routes": routes}
-    if not logit_chunk:
+    chunk = positions_at_a_time(policy, len(tokens), tokens.shape[1], logit_chunk)
+    if not chunk:
         return policy.apply(params, tokens, start, **options)
     output = policy.apply(params, tokens, start, logits=False, **options)
-    return replace(output, chunked=ChunkedLogits(policy.unembed, logit_chunk))
+    return replace(output, chunked=ChunkedLogits(policy.unembed, chunk))
 
 
-def without_logits(policy: Policy, output: PolicyOutput, logit_chunk: int) -> PolicyOutput:
+def without_logits(policy: Policy, output: PolicyOutput, logit_chunk: int | None) -> PolicyOutput:
     """Return the output without its logits. Readers compute those that they need from the hidden state.
 
-    logit_chunk: positions at a time; 0: all that are read.
+    logit_chunk: as in `TrainConfig`, of the positions that are read.
     """
-    chunk = logit_chunk or output.hidden.shape[1]
+    rows, width, _ = output.hidden.shape
+    chunk = positions_at_a_time(policy, rows, width, logit_chunk) or width
     return replace(output, logits=output.logits[:, :0], chunked=ChunkedLogits(policy.unembed, chunk))
 
 

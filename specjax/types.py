@@ -175,9 +175,10 @@ class Policy:
                     each token attends to the cached positions up to its own. Without one, tokens attend to the earlier
                     tokens of their row. logits_at [B]: compute logits of that token of each row alone, [B, 1, V].
                     visible_from [B]: cached positions before it are not attended to. logits=False: leave the logits
-                    out, [B, 0, V]. Only training with a `logit_chunk` passes it, without a cache; a policy that is not
-                    trained so need not accept it. routes [B, T, M, A]: experts to use in place of those that the
-                    routers choose. Only policies with a mixture get it.
+                    out, [B, 0, V]. Only training passes it, without a cache, where it computes the logits in chunks
+                    (TrainConfig.logit_chunk); a policy that is not trained so need not accept it. routes
+                    [B, T, M, A]: experts to use in place of those that the routers choose. Only policies with a
+                    mixture get it.
         init_cache: (rows, length) -> Cache of zeros.
         embedding:  params -> [V, D], the embedding table, which a drafter may share.
         unembed:    (params, hidden [B, T, D]) -> logits [B, T, V]: the vocabulary head, which a drafter may share.

@@ -33,7 +33,7 @@ class ModelConfig(Options):
         rollout_dtype:  int8 or fp8: the rollout samples from a copy with kernels in 8 bits, another law than the one
                         that is trained; loss.importance_cap corrects for it. None: dtype.
         remat:          Activations that the backward pass recomputes instead of keeping them in memory: none; dots, all
-                        but the results of matmuls; full, all within a layer.
+                        but the results of matmuls and of cuDNN's attention; full, all within a layer.
     """
 
     path: str | None = None

@@ -23,12 +23,12 @@ def is_predicted(drafter: Drafter) -> bool:
 
 
 def make_overlaps(
-    policy: Policy, drafter: Drafter, law: SamplingLaw, positions: int, logit_chunk: int
+    policy: Policy, drafter: Drafter, law: SamplingLaw, positions: int, logit_chunk: int | None
 ) -> Callable[[Params, Observed], np.ndarray]:
     """Return (params, observed) -> float32 [N, R, T]: the predicted acceptance of each token at position 1 .. N.
 
     N is `positions`, or 1 for a user's drafter, whose loss predicts only position 1. To save memory, rows run one by
-    one, and logits are computed for `logit_chunk` positions at a time (0: all).
+    one, and logits are computed for some positions at a time (`logit_chunk`, as in `TrainConfig`).
     """
     if isinstance(drafter, HeadDrafter):
         drafter = replace(drafter, unroll=positions)

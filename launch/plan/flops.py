@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
+from specjax.kernels import cudnn
+
 # Products of each query with each key that a call of cuDNN computes: scores and outputs, and for the gradients scores
 # again and one for each of queries, keys, values and weights.
-ATTENTION = {"dot_product_attention_fwd_wrapper": 2, "dot_product_attention_bwd_wrapper": 5}
+ATTENTION = {cudnn.FORWARD: 2, "dot_product_attention_bwd_wrapper": 5}
 # jax's number of the layout [B, N, T, H]; the other is [B, T, N, H].
 BY_HEAD = 1
 # jax's numbers of the masks by which a token sees only earlier ones, half of a row on average.

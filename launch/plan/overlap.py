@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from configs.schema import AsynchronousConfig
-from launch.plan.estimate import MeshEstimate, estimate, hardware_of
+from launch.plan.estimate import ACCEPTANCE, MeshEstimate, estimate, hardware_of
 from launch.plan.meshes import with_mesh
 from launch.plan.options import PlanConfig
 from launch.setup.experiment import Experiment, abstract_experiment
@@ -30,14 +30,14 @@ def overlap_table(ahead: MeshEstimate, synchronous: MeshEstimate, usable: float)
     titles = "GPUs", "weights, s", "rounds, s", "update, s", "step, s", "GPUs x s"
     yield f"{'steps, estimated':20}" + "".join(f"{title:>13}" for title in titles)
     for name, row in (f"lag {ahead.config.asynchronous.lag}", ahead), ("synchronous", synchronous):
-        seconds = row.weights, row.decoding, row.update, row.seconds, gpus(row) * row.seconds
+        seconds = row.weights, row.drafted, row.update, row.seconds, gpus(row) * row.seconds
         too_large = "  too large" if row.largest > usable else ""
         yield f"  {name:18}{gpus(row):>13}" + "".join(f"{value:>13,.2f}" for value in seconds) + too_large
-    longer = "rollout" if ahead.decoding > ahead.update else "training"
+    longer = "rollout" if ahead.drafted > ahead.update else "training"
     if ahead.config.asynchronous.lag:
-        yield f"  The {longer} mesh is busy for longer, by {abs(ahead.decoding - ahead.update):,.2f} s a step."
+        yield f"  The {longer} mesh is busy for longer, by {abs(ahead.drafted - ahead.update):,.2f} s a step."
     yield "  By the hardware sheet, not measured. Weights: sent and gathered before the rounds. All completions have"
-    yield "  max_new_tokens, no draft is accepted, and the draft's training and the rewards are left out."
+    yield f"  max_new_tokens, {ACCEPTANCE} of drafted tokens are accepted; draft training and rewards are left out."
 
 
 def overlap_json(ahead: MeshEstimate, synchronous: MeshEstimate) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def overlap_json(ahead: MeshEstimate, synchronous: MeshEstimate) -> dict[str, An
             "gpus": gpus(row),
             "memory_at_least": row.memory,
             "weights_s": row.weights,
-            "rounds_s": row.decoding,
+            "rounds_s": row.drafted,
             "update_s": row.update,
             "step_s": row.seconds,
         }

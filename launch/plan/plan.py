@@ -10,7 +10,8 @@ from launch.cli.console import console
 from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.paths import write_results
 from launch.plan.alternatives import alternatives
-from launch.plan.devices import devices_of_a_host, planned
+from launch.plan.bound import check_bound, smaller_options
+from launch.plan.devices import devices_of_a_host, mesh_over, planned, planned_devices
 from launch.plan.estimate import MeshEstimate
 from launch.plan.memory import checkpoint_copy
 from launch.plan.meshes import enough_gpus, mesh_options, mesh_table, rank_meshes
@@ -56,7 +57,7 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
         configs = [each.config for each in estimates if each.largest <= usable]
         experiment, programs = compile_first_fitting(configs, recipe_plan, usable)
     else:
-        experiment, programs = _compile(config, args.plan)
+        experiment, programs = _compile(config, args.plan, usable)
     config, meshes = experiment.config, (experiment.mesh, experiment.rollout_mesh)
     times = [] if args.plan.gpu == "cpu" else round_times(experiment, HARDWARE[args.plan.gpu])
     memory = memory_table(programs, capacity, separate=lag is not None)
@@ -89,10 +90,12 @@ def _estimates(config: RunConfig, plan: PlanConfig, usable: float) -> list[MeshE
     console.print("\n".join(mesh_table(estimates, refused, usable)) + "\n")
     best, count = estimates[0], math.prod(estimates[0].config.mesh.shape)
     if best.largest > usable:
+        smallest = abstract_experiment(best.config, mesh_over(planned_devices(plan, count), best.config.mesh))
+        remedies = smaller_options(smallest, usable) if best.memory["update"] <= usable else []
         raise ConfigError(
             f"plan.gpus = {count}: too few for every mesh; {describe_mesh(best.config.mesh)} needs the least, "
             f"{gib(best.largest)} GiB per device without temporaries, of {gib(usable)} that are usable; nearest: "
-            f"{enough_gpus(config, plan, count, usable) or 'none up to 8 times as many'}"
+            + ", or ".join([*remedies, str(enough_gpus(config, plan, count, usable) or "none up to 8 times as many")])
         )
     return estimates
 
@@ -105,7 +108,7 @@ def compile_first_fitting(configs: Sequence[RunConfig], plan: PlanConfig, usable
     compiled: list[tuple[int, Experiment, Programs]] = []
     for config in configs:
         try:
-            experiment, programs = _compile(config, plan)
+            experiment, programs = _compile(config, plan, usable)
         except (ConfigError, RunStopped) as error:
             if config is configs[-1] and not compiled:
                 raise
@@ -121,11 +124,15 @@ def compile_first_fitting(configs: Sequence[RunConfig], plan: PlanConfig, usable
     return experiment, programs
 
 
-def _compile(config: RunConfig, plan: PlanConfig) -> tuple[Experiment, Programs]:
-    """Build the experiment on the plan's devices, print where it runs, and compile its programs."""
+def _compile(config: RunConfig, plan: PlanConfig, usable: float) -> tuple[Experiment, Programs]:
+    """Build the experiment on the plan's devices, print where it runs, and compile its programs.
+
+    Raises ConfigError if it cannot fit.
+    """
     config, *meshes = planned(config, plan)
     experiment, recipe_plan = abstract_experiment(config, *meshes), replace(plan, gpus=None)
     console.print(describe(config, plan, *meshes))
+    check_bound(experiment, usable)
     return experiment, {name: plan_program(config, recipe_plan, name) for name in get_args(ProgramName)}
 
 

@@ -163,7 +163,9 @@ def as_json(
                 "mesh": vars(each.config.mesh),
                 "microbatches": each.config.microbatches,
                 "memory_at_least": each.memory,
-                "rollout_s": each.rollout,
+                "weights_s": each.weights,
+                "plain_rounds_s": each.plain,
+                "drafted_rounds_s": each.drafted,
                 "update_s": each.update,
             }
             for each in estimates

@@ -16,6 +16,7 @@ from jax.sharding import Mesh
 from launch.cli.errors import as_config_error
 from launch.setup.experiment import Experiment
 from launch.setup.state import abstract_state
+from specjax.log_probs import LOGIT_BYTES
 from specjax.parallel.memory import MemoryPart, bytes_per_device, check_memory, growing
 from specjax.parallel.mesh import batch_shards
 from specjax.rollout.generate import copy_on
@@ -137,7 +138,10 @@ def _rollout(
     phases = lay_out(rollout, sequences, width)
     caches = [jax.eval_shape(partial(policy.init_cache, slots, window + rollout.slack)) for slots, window in phases]
     logits = 4 * phases[0].slots * (max(rollout.lengths) + 1) * policy.vocab_size
-    options, hint = {**rows, **_widths(experiment, width)}, "fewer slots in rollout.phases"
+    # The smallest change first.
+    names = "rollout.phases with fewer slots", *rows, "data.max_prompt_tokens"
+    hint = ", ".join(f"--{name.replace('_', '-')}" for name in names) + " less"
+    options = {**rows, **_widths(experiment, width)}
     lengths = {"rollout.draft_length": max(rollout.lengths), **rows}
     return [
         growing("caches of the rollout", max(map(bytes_per_device, caches)) // tensor, options, hint),
@@ -154,10 +158,12 @@ def _update(experiment: Experiment, rows: Mapping[str, int]) -> list[MemoryPart]
     sequences = config.trained_groups(config.data.prompts) * config.rollout.group_size // parts
     item, positions = jnp.dtype(networks.policy.dtype).itemsize, min(config.logit_chunk or width, width)
     logits = item * sequences * positions * networks.policy.vocab_size // mesh.shape["tensor"]
+    if config.logit_chunk is None:
+        logits = min(logits, item * LOGIT_BYTES // 4)
     stream = 0 if decoder is None else item * sequences * width * decoder.hidden_size * decoder.num_layers
     return [
         _sharded("gradients of what is trained", bytes_per_device(networks.params.policy), mesh),
-        growing("logits of a microbatch", logits, options, "logit_chunk set, or microbatches more"),
+        growing("logits of a microbatch", logits, options, "logit_chunk less, or microbatches more"),
         growing("activations of a microbatch", stream, options, "microbatches more"),
     ]
 

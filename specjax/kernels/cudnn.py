@@ -26,6 +26,9 @@ HALF = (jnp.bfloat16, jnp.float16)
 # Axes of the mesh (specjax.parallel.mesh) that split rows, and heads.
 ROW_AXES, HEAD_AXES = ("data", "fsdp"), ("tensor",)
 
+# jax's primitive of the forward. In training it returns outputs and log-sum-exps, all that the backward pass asks for.
+FORWARD = "dot_product_attention_fwd_wrapper"
+
 # Outputs and float32 log-sum-exps of queries [B, N, T, H] over the first lengths[b] keys and values [B, N, S, H].
 OverCache = Callable[[Array, Array, Array, Array], tuple[Array, Array]]
 
@@ -87,6 +90,11 @@ def attend_rows(
         k, v = (jnp.repeat(x, queries // kv_heads, axis=2) for x in (k, v))
         k, v = (jax.lax.with_sharding_constraint(x, by_query) for x in (k, v))
     return call(q, k, v)
+
+
+def save_attention(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Save what cuDNN's forward returns: a policy for `jax.checkpoint`, to which attention is no product."""
+    return primitive.name == FORWARD
 
 
 def _split_axes(head_count: int) -> tuple[tuple[str, ...], tuple[str, ...]]:

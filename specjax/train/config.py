@@ -35,7 +35,7 @@ class TrainConfig(Options):
         gap_alarm:           Log-prob gap that alarms; of a sequence, 10 times it.
         ladder:              Sequence-length buckets, ascending. Rows are sorted, and each microbatch is cut to the
                              smallest bucket that fits. Empty: the full length alone.
-        logit_chunk:         Positions per row whose logits exist at a time; 0: all.
+        logit_chunk:         Logits at a time, in positions of a row. 0: all, None: 2 GiB.
         draft_training:      When the draft is trained.
         allow_truncated_law: Train although top-k, top-p, min-p or temperature 0 truncate the rollout's distribution.
     """
@@ -53,7 +53,7 @@ class TrainConfig(Options):
     gap_alarm: Factor = 0.05
     # A draft predicts from the third token on.
     ladder: tuple[Annotated[int, at_least(3), at_most(MOST)], ...] = ()
-    logit_chunk: NonNegative = 0
+    logit_chunk: NonNegative | None = None
     draft_training: DraftTrainingConfig = field(default_factory=DraftTrainingConfig)
     allow_truncated_law: bool = False
 

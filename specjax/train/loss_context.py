@@ -25,7 +25,7 @@ class LossContext:
         microbatches: parts in which a gradient is accumulated; any number gives the same.
         ladder:       windows that a microbatch may be cut to (specjax.train.ladder); any gives the same gradient.
         budget:       the most tokens that a completion may have; None for as many as a row.
-        logit_chunk:  positions of each row whose logits exist at a time (specjax.log_probs); 0 for all.
+        logit_chunk:  as in `TrainConfig`.
         train_draft:  False: the draft's loss is only measured, and its gradient is zero.
         anchors:      completion tokens of each row at which the draft learns; 0 for all.
     """
@@ -39,7 +39,7 @@ class LossContext:
     microbatches: int = 1
     ladder: tuple[int, ...] = ()
     budget: int | None = None
-    logit_chunk: int = 0
+    logit_chunk: int | None = None
     train_draft: bool = True
     anchors: int = 0
 

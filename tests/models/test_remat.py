@@ -8,9 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo as private
 
 from models.config import DecoderConfig, Remat
 from models.decoder import init_decoder, make_policy
+from specjax import kernels
+from specjax.kernels import cudnn
 from specjax.types import Cache, PyTree
 from tests.specjax.training import relative_gap
 
@@ -64,6 +67,25 @@ def test_memory_falls(results, dtype: str) -> None:
     # In bfloat16 some of it is still float32: in attention, and products before rounding.
     # Attention is computed again under each, so `full` saves less beyond `dots`: 4% in float32 with jax 0.12.
     assert full < {"float32": 0.98, "bfloat16": 0.85}[dtype] * dots and dots < 0.7 * none, (none, dots, full)
+
+
+def test_the_backward_pass_under_dots_takes_what_cudnn_returned(
+    params: PyTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """cuDNN's attention is no product: a policy that saves products alone would run it twice in each layer."""
+    monkeypatch.setattr(private, "check_cudnn_version", lambda: 91_000)
+    monkeypatch.setattr(private, "check_compute_capability", lambda capability: True)
+    monkeypatch.setattr(kernels, "attend_rows", cudnn.attend_rows)
+
+    def calls(remat: Remat) -> list[int]:
+        def loss(params: PyTree) -> jax.Array:
+            return jnp.sum(make_policy(replace(CONFIG, dtype="bfloat16"), remat).apply(params, TOKENS, START).hidden)
+
+        program = str(jax.make_jaxpr(jax.grad(lambda params: loss(params).astype("float32")))(params))
+        return [program.count(name) for name in (cudnn.FORWARD, "dot_product_attention_bwd_wrapper")]
+
+    layers = CONFIG.num_layers
+    assert (calls("none"), calls("dots"), calls("full")) == ([layers] * 2, [layers] * 2, [2 * layers, layers])
 
 
 def test_a_forward_with_a_cache_does_not_change(params: PyTree) -> None:

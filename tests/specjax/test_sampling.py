@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -173,3 +175,16 @@ def test_on_cpu_noise_is_computed_before_the_argmax():
     noisy = {line.computation for line in lines if line.opcode == "log-plus-one"}
     searching = {line.computation for line in lines if line.opcode == "reduce" and len(line.arrays) > 1}
     assert noisy and searching and not noisy & searching
+
+
+def test_the_gradient_of_a_picked_log_prob_is_that_of_a_gather_and_scatters_nothing():
+    """Bit for bit. Scattered into zeros, float32 of a microbatch's logits would be written twice."""
+    logits, tokens = jax.random.normal(jax.random.key(0), (3, 5, 7)), jnp.arange(15, dtype=jnp.int32).reshape(3, 5) % 7
+
+    def gradient(pick: Callable[[jax.Array, jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
+        return jax.jit(jax.grad(lambda logits: jnp.sum(jnp.sin(pick(jax.nn.log_softmax(logits), tokens)))))
+
+    gathered = gradient(lambda log_p, tokens: jnp.take_along_axis(log_p, tokens[..., None], axis=-1)[..., 0])
+    assert np.array_equal(gradient(pick)(logits), gathered(logits))
+    programs = [gradient_of.lower(logits).as_text() for gradient_of in (gradient(pick), gathered)]
+    assert ["scatter" in program for program in programs] == [False, True]

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from specjax.adapters import joined
 from specjax.drafters import Drafter
 from specjax.drafters.base import Anchors, at_anchors
-from specjax.log_probs import teacher_forced
+from specjax.log_probs import positions_at_a_time, teacher_forced
 from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES, batch_shards
 from specjax.program import Program
@@ -122,7 +122,7 @@ def make_distill_step(
     mesh: Mesh,
     *,
     microbatches: int = 1,
-    logit_chunk: int = 0,
+    logit_chunk: int | None = None,
 ) -> DistillStep:
     """Return `step(state, weights, batch) -> state, metrics`, one program for each shape of the batch.
 
@@ -156,11 +156,12 @@ def make_distill_step(
     return DistillStep(step, mesh)
 
 
-def _policy_output(policy: Policy, weights: PyTree, teacher: TeacherOutputs, logit_chunk: int) -> PolicyOutput:
+def _policy_output(policy: Policy, weights: PyTree, teacher: TeacherOutputs, logit_chunk: int | None) -> PolicyOutput:
     """Return the policy's output of which these parts were kept."""
-    if logit_chunk:
+    rows, width, _ = teacher.hidden.shape
+    if chunk := positions_at_a_time(policy, rows, width, logit_chunk):
         logits = jnp.zeros((len(teacher.hidden), 0, policy.vocab_size), teacher.hidden.dtype)
-        chunked = ChunkedLogits(policy.unembed, logit_chunk)
+        chunked = ChunkedLogits(policy.unembed, chunk)
     else:
         logits, chunked = policy.unembed(weights, teacher.hidden), None
     return jax.lax.stop_gradient(PolicyOutput(logits, teacher.features, teacher.hidden, None, chunked))
@@ -173,7 +174,7 @@ def make_predict(
     mesh: Mesh,
     *,
     microbatches: int = 1,
-    logit_chunk: int = 0,
+    logit_chunk: int | None = None,
 ) -> OverRows[tuple[Array, Array]]:
     """Return (params, sequences) -> (overlap, tokens), each summed over the completion tokens; compiled once.
 

@@ -1,0 +1,61 @@
+"""Refusal of a step whose arrays alone do not fit a device, before anything is compiled."""
+
+from dataclasses import replace
+from typing import get_args
+
+from launch.cli.errors import ConfigError
+from launch.plan.alternatives import smaller_rollouts
+from launch.plan.memory import known_components
+from launch.plan.programs import ProgramName
+from launch.plan.report import gib
+from launch.setup.experiment import Experiment
+from launch.setup.state import abstract_state
+from specjax.parallel.mesh import describe_mesh
+
+# How often an option is halved in search of one that fits.
+HALVINGS = 6
+
+
+def check_bound(experiment: Experiment, usable: float) -> None:
+    """Raise ConfigError if a program needs more than `usable` bytes of a device without its temporaries.
+
+    The message names what makes a rollout fit, the smallest change first.
+    """
+    state, config = abstract_state(experiment), experiment.config
+    for name in get_args(ProgramName):
+        if (needed := sum(known_components(name, experiment, state).values())) > usable:
+            section, mesh, remedies = "mesh", config.mesh, list[str]()
+            if name == "generate":
+                remedies = smaller_options(experiment, usable)
+                if config.asynchronous.lag is not None:
+                    section, mesh = "asynchronous.rollout_mesh", config.asynchronous.rollout_mesh
+            raise ConfigError(
+                f"{section} = {describe_mesh(mesh)}: {name} needs at least {gib(needed)} GiB per device without "
+                f"temporaries, of {gib(usable)} that are usable; it may fit with "
+                + ", or ".join([*remedies, "more GPUs (--plan.gpus)"])
+            )
+
+
+def smaller_options(experiment: Experiment, usable: float) -> list[str]:
+    """Return options by which a rollout may fit, each with about its least memory, the smallest change first."""
+    known = known_components("generate", experiment, abstract_state(experiment))
+    others, by_position = sum(known.values()) - known["caches"], known["caches"] / _positions(experiment)
+    found = []
+    for index, _ in enumerate(smaller_rollouts(experiment.config)):
+        config = experiment.config
+        for _ in range(HALVINGS):
+            changes = [*smaller_rollouts(config)]
+            if len(changes) <= index:
+                break
+            words, config = changes[index]
+            size = others + by_position * _positions(replace(experiment, config=config))
+            if size <= usable:
+                found.append(f"{words} ({gib(size)} GiB)")
+                break
+    return found
+
+
+def _positions(experiment: Experiment) -> int:
+    """Return the positions of a data shard's caches."""
+    slots, window = experiment.phases[0]
+    return slots * (window + experiment.config.rollout.slack)
