@@ -28,5 +28,5 @@ config = replace(
         prompts=32,
         max_prompt_tokens=320,
     ),
-    rollout=replace(own_data.rollout, max_new_tokens=512, phases=()),
+    rollout=replace(own_data.rollout, max_new_tokens=512),
 )

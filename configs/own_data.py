@@ -7,9 +7,6 @@ r"""Your own data: `python -m launch.train own_data --model.path MODEL --data.tr
 - `python -m launch.generate own_data --model.path MODEL --data.train FILE --samples 0` shows the first prompt as the
   model is asked.
 - Held out: the last 256 problems, or a fifth if that is fewer, or the file `--data.held-out`.
-- Memory: 96 sequences are decoded at a time, and the others wait, so that 8B with `--lora.rank 32` fits one GPU of
-  80 GB with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95. On larger GPUs, or for a small model, `--rollout.phases 256 2048`
-  decodes all.
 - Reward: math, which compares the boxed number or expression, or else the last one. `--reward.scorer` takes others.
 """
 
@@ -29,7 +26,7 @@ config = RunConfig(
     microbatches=64,
     data=DataConfig(prompt_field="prompt", answer_field="answer", prompts=32, max_prompt_tokens=1024),
     reward=RewardConfig(scorer="math", workers=4),
-    rollout=RolloutOptions(group_size=8, max_new_tokens=1024, draft_lengths=(0, 3), phases=((96, 2048),)),
+    rollout=RolloutOptions(group_size=8, max_new_tokens=1024, draft_lengths=(0, 3)),
     policy_optimizer=OptimizerConfig(learning_rate=1e-6, warmup_steps=10),
     draft_optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=10),
     distill=DistillConfig(microbatches=8),
