@@ -26,7 +26,7 @@ from launch.run.pin_references import with_commits, with_step
 from launch.setup.drafts.saved_head import most_drafted
 from launch.setup.experiment import Experiment, build_experiment
 from launch.timing import format_provenance, provenance
-from specjax.program import compiling_until_exit
+from specjax.program import dropping_compilations
 
 
 def main(argv: list[str]) -> int:
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     with (
         StopSignals(console.print) as signals,
         long_phases_beside(files, signals, config, args) as long_phases,
-        compiling_until_exit(),
+        dropping_compilations(),
     ):
         config = replace(config, rollout=args.rollout(config.rollout, most_drafted(config.draft)))
         compare(build_experiment(config, True, long_phases, True), args, long_phases)

@@ -25,7 +25,7 @@ from launch.distillation.offline import DistillArgs, distill_offline
 from launch.run.networks import restore_params, restore_policy
 from launch.run.pin_references import with_commits, with_step
 from launch.setup.experiment import Experiment, build_experiment
-from specjax.program import compiling_until_exit
+from specjax.program import dropping_compilations
 from specjax.train.selection import SelectionConfig
 from specjax.train.updates import UpdateConfig
 from specjax.types import Params
@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     check_policy_source(config, args.checkpoint)
     args, config = with_step(args), with_commits(config, args.checkpoint)
     locks = held_by_primary(exclusive("out", out)), exclusive_files({"save_responses": args.save_responses})
-    with StopSignals(console.print) as signals, locks[0], locks[1], compiling_until_exit():
+    with StopSignals(console.print) as signals, locks[0], locks[1], dropping_compilations():
         long_phases = LongPhases(out / UNFINISHED, signals, options_text(config, args))
         # Without the lookup: its hits must not count as the draft's acceptance. No step is divided as one of RL is.
         config = replace(config, draft=replace(config.draft, lookup=LookupConfig()))

@@ -33,7 +33,7 @@ from launch.run.summary import summarize
 from launch.setup.experiment import Experiment, build_experiment
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
-from specjax.program import compiling_until_exit
+from specjax.program import dropping_compilations
 from specjax.rewards import RewardFn
 from specjax.types import TrainState
 
@@ -67,7 +67,7 @@ def run(config: RunConfig, reward_of: Callable[[Sequence[Problem], Tokenizer], R
 
     Raises RunStopped if too many steps in a row skipped an update.
     """
-    with StopSignals(console.print) as signals, open_run(config) as directory, compiling_until_exit():
+    with StopSignals(console.print) as signals, open_run(config) as directory, dropping_compilations():
         long_phases = LongPhases(directory / UNFINISHED, signals)
         config = with_commits(config, directory if config.resume else None, starts=True)
         experiment = build_experiment(config, long_phases=long_phases, asynchronous=True)

@@ -13,7 +13,6 @@ from models.moe import MoE
 from models.rope import Rotation
 from specjax import kernels
 from specjax.cache import View, decode_view, token_at, tokens_at, uncached_view
-from specjax.kernels import cudnn
 from specjax.parallel.mesh import constrain, gather_weights
 from specjax.types import Cache, LayerCache, Mixture, Policy, PolicyOutput, PyTree, Routing
 
@@ -51,7 +50,7 @@ class Block(nn.Module):
 # What each layer saves for its backward pass, by `Remat`.
 _SAVED = {
     "dots": jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, cudnn.save_attention
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable, kernels.save_attention
     ),
     "full": jax.checkpoint_policies.nothing_saveable,
 }

@@ -18,7 +18,8 @@ from specjax.sampling import SamplingLaw, full_log_probs, pick
 from specjax.types import ChunkedLogits, Policy, PolicyOutput, PyTree
 
 # Bytes of a device that the logits of a forward may take in float32 before they are computed in chunks. The backward
-# pass of a chunk holds about as much again, and computes the logits a second time.
+# pass of a chunk holds about as much again, and computes the logits a second time. The same on every device: a chunk
+# decides how sums are rounded, and a run should not depend on the memory it finds.
 LOGIT_BYTES = 2**31
 
 

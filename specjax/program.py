@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -35,24 +35,24 @@ class Program(Generic[Result]):
     side by side, and beside what runs; a call waits for it.
 
     Args:
-        decodes_in:  compute dtype of a function that decodes: it is compiled with `kernels.compiler_options`.
-        jit_options: options of jax.jit.
+        compute_dtype: that of a function that decodes, alone or among others, for `kernels.compiler_options`.
+        jit_options:   options of jax.jit.
 
     Attributes:
         compiled: what was started and waited for.
     """
 
     def __init__(
-        self, run: Callable[..., Result], mesh: Mesh, *, decodes_in: jnp.dtype | None = None, **jit_options: Any
+        self, run: Callable[..., Result], mesh: Mesh, *, compute_dtype: jnp.dtype | None = None, **jit_options: Any
     ) -> None:
-        if decodes_in is not None:
+        if compute_dtype is not None:
             # The mesh determines the platform that the options are for.
             with jax.set_mesh(mesh):
-                options = kernels.compiler_options(decodes_in)
+                options = kernels.compiler_options(compute_dtype)
             jit_options["compiler_options"] = options | jit_options.get("compiler_options", {})
         self._jitted, self._mesh = jax.jit(run, **jit_options), mesh
-        # By the shapes of the arguments.
-        self._compiling: dict[Hashable, Future[Compilation]] = {}
+        # By shapes and dtypes of the arguments.
+        self._compiling: dict[Hashable, _Started] = {}
         self.compiled: list[Compilation] = []
 
     def __call__(self, *args: PyTree) -> Result:
@@ -74,26 +74,52 @@ class Program(Generic[Result]):
 
         args: arrays, or ShapeDtypeStructs with the shardings of the arrays to come.
         """
+        # One at a time: jax would compile a lowered function twice.
+        self.wait(*args)
         traced = self.trace(*args)
         with jax.set_mesh(self._mesh):
             lowered = traced.lower()
-        self._compiling[_shapes(args)] = _threads().submit(_compile, lowered)
+        started = _Started(lowered, _threads().submit(_compile, lowered))
+        self._compiling[_signature(args)] = started
+        _unfinished.add(started.future)
+        started.future.add_done_callback(_unfinished.discard)
         if self._mesh.size > 1 and self._mesh.devices.flat[0].platform == "cpu":
             self.wait(*args)
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), traced.out_info)
 
     def wait(self, *args: PyTree) -> None:
-        """Wait for the compilation that was started for arguments of these shapes, if one was. Raises XLA's errors."""
-        if not self._compiling or (started := self._compiling.pop(_shapes(args), None)) is None:
+        """Wait for the compilation that was started for such arguments, if one was. Raises XLA's errors.
+
+        One that has not begun is done here, so that it waits for no other program.
+        """
+        if not self._compiling or (started := self._compiling.pop(_signature(args), None)) is None:
+            return
+        if started.future.cancel():
+            self.compiled.append(_compile(started.lowered))
             return
         start = time.perf_counter()
-        if not started.cancelled():
-            self.compiled.append(started.result())
+        self.compiled.append(started.future.result())
         jax.monitoring.record_event_duration_secs(WAITED, time.perf_counter() - start)
 
 
+class _Started(NamedTuple):
+    lowered: jax.stages.Lowered
+    future: Future[Compilation]
+
+
+# Of all programs.
+_unfinished: set[Future[Compilation]] = set()
+
+
+def finish_compiling() -> None:
+    """Wait until no thread compiles, so that a measurement has the machine, and the GPU, to itself."""
+    start = time.perf_counter()
+    wait(list(_unfinished))
+    jax.monitoring.record_event_duration_secs(WAITED, time.perf_counter() - start)
+
+
 @contextmanager
-def compiling_until_exit() -> Iterator[None]:
+def dropping_compilations() -> Iterator[None]:
     """Drop at exit the compilations that still wait for a thread: a process that ends would wait for them."""
     try:
         yield
@@ -104,11 +130,12 @@ def compiling_until_exit() -> Iterator[None]:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count(), "compile")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return ThreadPoolExecutor(cores, "compile")
 
 
-def _shapes(args: PyTree) -> Hashable:
-    return tuple(np.shape(x) for x in jax.tree.leaves(args))
+def _signature(args: PyTree) -> Hashable:
+    return tuple((np.shape(x), jnp.result_type(x)) for x in jax.tree.leaves(args))
 
 
 def _compile(lowered: jax.stages.Lowered) -> Compilation:

@@ -5,7 +5,7 @@ Run from the repository's root: python -m benchmarks.gpu
 Each part (benchmarks.gpu.parts) is a process with a time limit of its own. DIR/gpu.txt gets its output as it comes, and
 the outcomes at the end, also if all is stopped. DIR/PART.json gets its results after every timed turn; the tables of a
 part that is killed are printed from there. A part that fails, is killed or outlasts its limit does not end the others.
-The last line has the options that measure the rest. Nothing is fetched from the network.
+The last line names the parts that were not measured to the end. Nothing is fetched from the network.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from itertools import accumulate
+from itertools import accumulate, chain, count
 from pathlib import Path
 
 from benchmarks.gpu.parts import Part, parts
@@ -62,7 +62,9 @@ def summary(outcomes: dict[str, Outcome]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=9, help="for all parts together")
-    parser.add_argument("--out", type=Path, default=Path("build/gpu"), help="directory of the results")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/gpu"), help="directory of the results; OUT-2, .. if it has some"
+    )
     parser.add_argument("--parts", nargs="+", choices=NAMES, default=NAMES, help="parts to run; by default all")
     parser.add_argument("--tiny", action="store_true", help="rehearse at tiny shapes, on any device")
     options = parser.parse_args()
@@ -70,6 +72,9 @@ def main() -> int:
     platform, details = provenance(sys.argv[1:])
     if platform != "gpu" and not options.tiny:
         parser.error(f"needs a GPU that JAX can use, and finds: {platform}; --tiny rehearses without one\n{details}")
+    # Nothing that an earlier call measured is overwritten.
+    numbered = (options.out.with_name(f"{options.out.name}-{number}") for number in count(2))
+    options.out = next(path for path in chain([options.out], numbered) if not (path / "gpu.txt").exists())
     options.out.mkdir(parents=True, exist_ok=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     log, outcomes = options.out / "gpu.txt", dict[str, Outcome]()

@@ -30,7 +30,7 @@ class Outcome(NamedTuple):
     """End of a part.
 
     Attributes:
-        ended:   "ok", "exit code N", the name of a signal, "over its N min" or "skipped: REASON".
+        ended:   "ok", "exit code N", the name of a signal, "stopped N s before its limit" or "skipped: REASON".
         seconds: Time it took.
         last:    Its last lines of output, if it failed.
     """
@@ -44,8 +44,6 @@ def run(part: Part, minutes: float, log: Path) -> Outcome:
     """Run the part for at most so many minutes, append its output to the log as it comes, and return the outcome."""
     if minutes < LEAST:
         return Outcome(f"skipped: {minutes:.1f} min are left")
-    # Of an earlier session: its tables are not this part's.
-    part.results.unlink(missing_ok=True)
     environment = os.environ | {"XLA_PYTHON_CLIENT_MEM_FRACTION": MEMORY, "PYTHONUNBUFFERED": "1"}
     start, begin = time.perf_counter(), log.stat().st_size
     with log.open("ab") as output:

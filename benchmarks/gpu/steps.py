@@ -43,7 +43,6 @@ from benchmarks.gpu.step_programs import (
 from launch.cli.errors import first_line
 from launch.cli.options import use_compile_cache
 from launch.plan.devices import absent_gpus, mesh_over
-from launch.timing import one_turn
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.generate import place
 from specjax.types import Prompts, TrainState
@@ -100,6 +99,11 @@ class StepTimer:
         self.states, self._programs, self._compiled = dict(states), programs, compiled
         self._newest = next(iter(self.states.values()))
 
+    @property
+    def has_policy(self) -> bool:
+        """Return False after an update that failed: it had been given the policy."""
+        return not any(x.is_deleted() for x in jax.tree.leaves(self._newest.params))
+
     def measure(self, arm: Arm) -> StepTime:
         """Take a step and time it."""
         steps = self._programs[arm.draft]
@@ -136,6 +140,7 @@ def with_policy_of(newest: TrainState, state: TrainState) -> TrainState:
 
 def table(times: Mapping[Arm, Sequence[StepTime]]) -> list[Row]:
     """Return a row for each arm that has been measured. The first arm has no drafts."""
+    times = {arm: values for arm, values in times.items() if values}
     first = min(1, min(map(len, times.values())) - 1)
     plain, *_ = every = [list(values)[first:] for values in times.values()]
     rows = list[Row]()
@@ -158,12 +163,23 @@ def table(times: Mapping[Arm, Sequence[StepTime]]) -> list[Row]:
 
 
 def turns(timer: StepTimer, arms: Sequence[Arm], count: int) -> Iterator[list[Row]]:
-    """Take `count` turns of a step of each arm. Yield the table after every turn."""
+    """Take `count` turns of a step of each arm. Yield the table after every step.
+
+    An arm for whose rollout the device's memory is too small is left out from then on.
+    """
     times: dict[Arm, list[StepTime]] = {arm: [] for arm in arms}
     for turn in range(count):
-        for arm, seconds in one_turn({arm: lambda arm=arm: timer.measure(arm) for arm in arms}, turn).items():
-            times[arm].append(seconds)
-        yield table(times)
+        for arm in list(times)[:: -1 if turn % 2 else 1]:
+            try:
+                times[arm].append(timer.measure(arm))
+            except jax.errors.JaxRuntimeError as error:
+                # Without drafts there is nothing to compare with; after an update that failed, no policy is left.
+                if "RESOURCE_EXHAUSTED" not in str(error) or not arm.k or not timer.has_policy:
+                    raise
+                print(f"{arm.draft}: {first_line(error)}", file=sys.stderr, flush=True)
+                del times[arm]
+                continue
+            yield table(times)
 
 
 def abstract_programs(
@@ -229,6 +245,7 @@ def main() -> None:
     timer, sequences = StepTimer(programs, compiled, states), options.prompts * options.samples
     title = f"whole steps, {sequences} rows of {options.prompt} + {4 * options.median} positions, rank {options.rank}"
     results.follow("steps", (BenchSection(title, rows, NOTES) for rows in turns(timer, arms, options.turns)))
+    raise SystemExit(len(errors))
 
 
 if __name__ == "__main__":

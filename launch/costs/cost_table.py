@@ -23,6 +23,7 @@ from specjax.adapters import joined
 from specjax.asynchronous.weight_transfer import Send
 from specjax.cost import Cell, Drafting, could_pay, fit, round_seconds, unmeasured
 from specjax.parallel import processes
+from specjax.program import finish_compiling
 from specjax.rollout.generate import copy_on, make_prepare, prepare
 from specjax.rollout.plan import Phase, RolloutConfig
 from specjax.train.draft.schedule import unused_draft_is_due
@@ -163,6 +164,7 @@ class CellTimer:
     def _measure(self, prepared: Params, step: int, long_phases: LongPhases) -> list[dict[str, Any]]:
         with long_phases.phase("compiling of rounds to time", 1, "set of programs", kept=False, quiet=True) as phase:
             timed = self._timer.start(prepared)
+            finish_compiling()
             phase.finish()
         runs = {f"{k} at {rows}": lambda _, run=run: run() for (rows, k), run in timed.items()}
         turns = timed_turns(long_phases.phase("costs of rounds", REPEATS, "turns", kept=False, quiet=True), runs)

@@ -79,7 +79,7 @@ class RoundTimer(Generic[Name]):
             def run(params: Params, prompts: Prompts) -> RoundState:
                 return first_rows(Decoding(policy, drafter, params, config), prompts, phase, blank=blank)
 
-            return Program(_per_shard(run, mesh, P(BATCH_AXES)), mesh, decodes_in=policy.dtype)
+            return Program(_per_shard(run, mesh, P(BATCH_AXES)), mesh, compute_dtype=policy.dtype)
 
         def program_of_rounds(kind: TimedRounds) -> Program[RoundState]:
             def run(params: Params, state: RoundState, count: Int[Array, ""]) -> RoundState:
@@ -87,7 +87,7 @@ class RoundTimer(Generic[Name]):
                 return run_rounds(decoding, kind.draft_length, state, count)
 
             sharded = _per_shard(run, mesh, P(BATCH_AXES), P())
-            return Program(sharded, mesh, decodes_in=policy.dtype, donate_argnums=1, compiler_options=options or {})
+            return Program(sharded, mesh, compute_dtype=policy.dtype, donate_argnums=1, compiler_options=options or {})
 
         self._first_rows = {phase: program_of_first_rows(phase) for phase in {kind.phase for kind in kinds.values()}}
         self._rounds = {name: program_of_rounds(kind) for name, kind in kinds.items()}

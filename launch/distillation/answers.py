@@ -29,7 +29,8 @@ class AnswerGenerator:
 
     def __init__(self, experiment: Experiment, long_phases: LongPhases, count: int, keep: Keep | None = None) -> None:
         self._experiment, self._keep = experiment, keep
-        self._programs: dict[Drafter, GenerateProgram] = {}
+        # By whether they draft: all answers that are drafted are drafted by one drafter.
+        self._programs: dict[bool, GenerateProgram] = {}
         self._phase = long_phases.phase("answers", count // experiment.sequences, "batches")
         self._batches = experiment.train_batches()
         for _ in range(self._phase.done):
@@ -47,15 +48,15 @@ class AnswerGenerator:
             self._program(drafter).start_compiling(params, prompts)
 
     def _program(self, drafter: Drafter) -> GenerateProgram:
-        if drafter not in self._programs:
-            options = self._experiment.config.rollout
-            length = 0 if isinstance(drafter, NoDrafter) else max(options.lengths)
+        drafts, options = not isinstance(drafter, NoDrafter), self._experiment.config.rollout
+        if drafts not in self._programs:
+            length = max(options.lengths) if drafts else 0
             config = replace(options, draft_length=length, draft_lengths=())
             # Draw from the policy that is trained, not from an 8-bit copy of it for rollouts.
             policy = replace(self._experiment.networks.policy, eight_bit=None, merged=False)
             functions = policy, drafter, config, self._experiment.mesh, self._experiment.rollout_fn
-            self._programs[drafter] = make_generate(*functions)
-        return self._programs[drafter]
+            self._programs[drafts] = make_generate(*functions)
+        return self._programs[drafts]
 
     def generate(self, params: Params, drafter: Drafter, until: int) -> Answers:
         """Return the first `until` answers, including those of earlier processes. A batch's number keys its noise."""

@@ -6,6 +6,8 @@ from dataclasses import replace
 from configs.schema import RunConfig
 from specjax.rollout.plan import lay_out
 
+FEW_POSITIONS = 64
+
 
 def alternatives(config: RunConfig, program: str, experts: bool) -> Iterator[tuple[str, RunConfig]]:
     """Yield (options to pass, the changed config) for what may reduce the memory of `generate` or `update`.
@@ -58,5 +60,6 @@ def _update(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
     yield f"--microbatches {microbatches}", replace(config, microbatches=microbatches)
     if config.model.remat != "full":
         yield "--model.remat full", replace(config, model=replace(config.model, remat="full"))
-    chunk = max((config.logit_chunk or 1024) // 2, 1)
-    yield f"--logit-chunk {chunk}", replace(config, logit_chunk=chunk)
+    # By default it follows from the rows of a microbatch, and is seldom smaller than this.
+    if chunk := config.logit_chunk // 2 if config.logit_chunk else FEW_POSITIONS:
+        yield f"--logit-chunk {chunk}", replace(config, logit_chunk=chunk)

@@ -41,13 +41,13 @@ def smaller_options(experiment: Experiment, usable: float) -> list[str]:
     known = known_components("generate", experiment, abstract_state(experiment))
     others, by_position = sum(known.values()) - known["caches"], known["caches"] / _positions(experiment)
     found = []
-    for index, _ in enumerate(smaller_rollouts(experiment.config)):
+    for option in (words.split()[0] for words, _ in smaller_rollouts(experiment.config)):
         config = experiment.config
         for _ in range(HALVINGS):
-            changes = [*smaller_rollouts(config)]
-            if len(changes) <= index:
+            changes = {words.split()[0]: (words, smaller) for words, smaller in smaller_rollouts(config)}
+            if option not in changes:
                 break
-            words, config = changes[index]
+            words, config = changes[option]
             size = others + by_position * _positions(replace(experiment, config=config))
             if size <= usable:
                 found.append(f"{words} ({gib(size)} GiB)")

@@ -17,8 +17,7 @@ from specjax.parallel.mesh import AXES, MeshConfig, describe_mesh
 # Meshes that are shown.
 SHOWN = 6
 SPLITS = (1, 2, 4, 8)
-# Steps that differ by less are equally fast: the latency of a collective is assumed, and twice as much of it makes a
-# step of RL-Zero on 8 H100 3% slower with tensor 4.
+# Steps that differ by less are equally fast: the latency of a collective is assumed.
 NEAR = 1.03
 
 

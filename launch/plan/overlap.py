@@ -37,7 +37,8 @@ def overlap_table(ahead: MeshEstimate, synchronous: MeshEstimate, usable: float)
     if ahead.config.asynchronous.lag:
         yield f"  The {longer} mesh is busy for longer, by {abs(ahead.drafted - ahead.update):,.2f} s a step."
     yield "  By the hardware sheet, not measured. Weights: sent and gathered before the rounds. All completions have"
-    yield f"  max_new_tokens, {ACCEPTANCE} of drafted tokens are accepted; draft training and rewards are left out."
+    yield f"  max_new_tokens; a token is accepted with {ACCEPTANCE} where those before it are. Draft training and"
+    yield "  rewards are left out."
 
 
 def overlap_json(ahead: MeshEstimate, synchronous: MeshEstimate) -> dict[str, Any]:

@@ -92,10 +92,12 @@ def _estimates(config: RunConfig, plan: PlanConfig, usable: float) -> list[MeshE
     if best.largest > usable:
         smallest = abstract_experiment(best.config, mesh_over(planned_devices(plan, count), best.config.mesh))
         remedies = smaller_options(smallest, usable) if best.memory["update"] <= usable else []
+        enough = enough_gpus(config, plan, count, usable)
+        more = f"--plan.gpus {enough}" if enough else "none up to 8 times as many GPUs"
         raise ConfigError(
             f"plan.gpus = {count}: too few for every mesh; {describe_mesh(best.config.mesh)} needs the least, "
             f"{gib(best.largest)} GiB per device without temporaries, of {gib(usable)} that are usable; nearest: "
-            + ", or ".join([*remedies, str(enough_gpus(config, plan, count, usable) or "none up to 8 times as many")])
+            + ", or ".join([*remedies, more])
         )
     return estimates
 

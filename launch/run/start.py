@@ -90,11 +90,10 @@ def resume_from(
 ) -> Start:
     """Continue from the newest checkpoint; restore `pipeline` and `costs`. Frees the networks of `experiment`.
 
-    Meanwhile `train_step` compiles. A checkpoint of adapters does not hold their base: that of `experiment` goes on.
+    A checkpoint of adapters does not hold their base: that of `experiment` goes on.
 
     Raises ConfigError if the checkpoint does not fit the run.
     """
-    compile_step(experiment, train_step)
     abstract, params = abstract_state(experiment), experiment.networks.params
     # Otherwise the recipe's networks would occupy memory for the whole run.
     for x in jax.tree.leaves(replace(params, base=())):
@@ -115,6 +114,7 @@ def resume_from(
     if costs is not None:
         costs.resume([Cell(*cell) for cell in checkpoint.extra["cost_cells"]], checkpoint.step)
     state = replace(checkpoint.state, params=replace(checkpoint.state.params, base=params.base))
+    compile_step(experiment, train_step)
     return Start(state, checkpoint.step, checkpoint.extra["accuracy_before"])
 
 

@@ -139,8 +139,8 @@ def _rollout(
     caches = [jax.eval_shape(partial(policy.init_cache, slots, window + rollout.slack)) for slots, window in phases]
     logits = 4 * phases[0].slots * (max(rollout.lengths) + 1) * policy.vocab_size
     # The smallest change first.
-    names = "rollout.phases with fewer slots", *rows, "data.max_prompt_tokens"
-    hint = ", ".join(f"--{name.replace('_', '-')}" for name in names) + " less"
+    less = " or ".join(f"--{name.replace('_', '-')}" for name in (*rows, "data.max_prompt_tokens"))
+    hint = f"fewer slots in --rollout.phases, or less of {less}"
     options = {**rows, **_widths(experiment, width)}
     lengths = {"rollout.draft_length": max(rollout.lengths), **rows}
     return [

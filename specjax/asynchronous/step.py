@@ -24,7 +24,7 @@ from specjax.asynchronous.program_timer import ProgramTimer, Span
 from specjax.asynchronous.weight_transfer import Send, check_sizes
 from specjax.carry_over.groups import carry_over_of
 from specjax.parallel import processes
-from specjax.parallel.mesh import BATCH_AXES
+from specjax.parallel.mesh import BATCH_AXES, shapes_on
 from specjax.program import Program
 from specjax.rewards import HostReward
 from specjax.rollout.generate import Choice, abstract_prompts, cast_params, copy_on, place
@@ -81,7 +81,7 @@ class AsynchronousStep:
         self._generate = Program(
             partial(_generate, replace(stages, mesh=rollout_mesh)),
             rollout_mesh,
-            decodes_in=stages.policy.dtype,
+            compute_dtype=stages.policy.dtype,
             out_shardings=waiting_sharding(rollout_mesh),
         )
 
@@ -148,18 +148,23 @@ class AsynchronousStep:
         return self._train[bool(state.ahead)].trace_update(*self._update_args(state, prompts, rollout))
 
     def start_compiling(self, state: TrainState, prompts: Prompts) -> None:
-        """Start to compile both programs, as `TrainStep.start_compiling`. See `trace_half` for the arguments."""
+        """Start to compile both programs, as `TrainStep.start_compiling`. See `trace_half` for the arguments.
+
+        Among several processes nothing is started: each compiles what its devices run, when it is called.
+        """
+        if processes.count() > 1:
+            return
         rollout, _ = self._generate.start_compiling(*self._generate_args(state, prompts))
         self._train[bool(state.ahead)].start_compiling_update(*self._update_args(state, prompts, rollout))
 
     def _generate_args(self, state: TrainState, prompts: Prompts) -> tuple[Any, ...]:
         own, waiting = abstract_prompts(prompts, self._mesh), jax.ShapeDtypeStruct((), jnp.int32)
         sent, carried = self._abstract_sent(replace(state, ahead=(), carried=None)), state.carried
-        return sent, own, waiting, _with_sharding(carried, own.tokens.sharding)
+        return sent, own, waiting, shapes_on(own.tokens.sharding, carried)
 
     def _update_args(self, state: TrainState, prompts: Prompts, rollout: Rollout) -> tuple[Any, ...]:
         count = len(rollout.lengths)
-        rollout = jax.tree.map(lambda x: _with_sharding(x, self._row_sharding(x, count)), rollout)
+        rollout = jax.tree.map(lambda x: shapes_on(self._row_sharding(x, count), x), rollout)
         return replace(state, ahead=(), carried=None), prompts, rollout
 
     def _finished(self, oldest: Ahead) -> tuple[Rollout, Prompts, Params]:
@@ -207,7 +212,7 @@ class AsynchronousStep:
         with jax.set_mesh(stages.mesh):
             chosen, versions = jax.eval_shape(lambda state: self._prepare(state)[1:], state)
         copy = copy_on(self._mesh, stages.policy, stages.drafter, state.params)
-        return Sent(copy, *_with_sharding((chosen, versions), everywhere))
+        return Sent(copy, *shapes_on(everywhere, (chosen, versions)))
 
     def _prepare(self, state: TrainState) -> Sent:
         """Return what is sent for each rollout."""
@@ -240,10 +245,6 @@ def waiting_sharding(rollout_mesh: Mesh) -> NamedSharding:
     Rows of several processes would be joined by a program, which would wait for the rollout that has begun meanwhile.
     """
     return NamedSharding(rollout_mesh, P(BATCH_AXES) if len(processes.owners(rollout_mesh)) == 1 else P())
-
-
-def _with_sharding(shapes: PyTree, sharding: Any) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
 
 
 def _generate(

@@ -19,6 +19,7 @@ import jax
 from jax.sharding import Mesh
 
 from specjax.kernels import cpu, gpu, plain
+from specjax.kernels.cudnn import save_attention as save_attention
 from specjax.types import PyTree
 
 if TYPE_CHECKING:

@@ -200,6 +200,11 @@ def gather_weights(x: Array, *logical: str | None) -> Array:
     return constrain(x, *(None if RULES[name].mesh_axes == ("fsdp",) else name for name in logical))
 
 
+def shapes_on(sharding: jax.sharding.Sharding, tree: PyTree) -> PyTree:
+    """Return the arrays of a tree, or their shapes, as ShapeDtypeStructs with this sharding."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
+
+
 def shardings(abstract: PyTree, logical: PyTree, mesh: Mesh) -> PyTree:
     """Return NamedShardings for a tree of arrays (or their shapes) from the matching tree of logical axis names."""
     return jax.tree.map(lambda x, axes: NamedSharding(mesh, spec(tuple(axes), x.shape, mesh)), abstract, logical)

@@ -178,7 +178,7 @@ def make_generate(
     def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
         return generate(prepare(policy, drafter, params), prompts, seed_step, chosen)
 
-    return GenerateProgram(Program(run, mesh, decodes_in=policy.dtype), mesh)
+    return GenerateProgram(Program(run, mesh, compute_dtype=policy.dtype), mesh)
 
 
 def place(prompts: Prompts, mesh: Mesh) -> Prompts:

@@ -10,8 +10,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from specjax.adapters import joined
-from specjax.parallel.mesh import BATCH_AXES
-from specjax.program import Program
+from specjax.parallel.mesh import BATCH_AXES, shapes_on
+from specjax.program import Program, finish_compiling
 from specjax.rewards import HostReward
 from specjax.rollout.generate import Choice, abstract_prompts, copy_on, make_prepare, place
 from specjax.train.batch import ScoredSequences, TrainBatch
@@ -41,7 +41,7 @@ class Clock:
         slower than later ones: allowed if nothing is donated and the host is not called.
         """
         if not program.compiled:
-            # If it was started for the same arguments, jax has it already.
+            # If it was started before for the same arguments, jax has it.
             program.start_compiling(*args)
             program.wait(*args)
             if pure:
@@ -76,6 +76,7 @@ class StagedStep:
         """Take a step stage by stage. chosen: index of each phase's draft length; None: `Stages.choose` picks it."""
         if not self._programs:
             self.start_compiling(state, prompts)
+        finish_compiling()
         stages, programs, seconds = self.stages, self._programs, dict[str, float]()
         if chosen is None:
             chosen = stages.choose(state)
@@ -110,17 +111,17 @@ class StagedStep:
         rows, everywhere = (NamedSharding(stages.mesh, axes) for axes in (P(BATCH_AXES), P()))
         with jax.set_mesh(stages.mesh):
             params = joined(copy_on(stages.mesh, stages.policy, stages.drafter, state.params))
-            chosen = _on(everywhere, jax.eval_shape(stages.choose, state))
+            chosen = shapes_on(everywhere, jax.eval_shape(stages.choose, state))
         prompts = abstract_prompts(prompts, stages.mesh)
         generated = programs["generate"].start_compiling(params, prompts, state.step, chosen, state.carried)
-        rollout = _on(rows, generated)
+        rollout = shapes_on(rows, generated)
         if isinstance(stages.reward_fn, HostReward):
             scores = stages.reward_fn.shapes(rollout)
         else:
-            scores = _on(rows, programs["reward"].start_compiling(rollout, prompts))
+            scores = shapes_on(rows, programs["reward"].start_compiling(rollout, prompts))
         _, sequences, _ = programs["select"].start_compiling(rollout, prompts, scores)
-        sequences = _on(rows, sequences)
-        log_probs = _on(rows, programs["logprob"].start_compiling(state, sequences))
+        sequences = shapes_on(rows, sequences)
+        log_probs = shapes_on(rows, programs["logprob"].start_compiling(state, sequences))
         args = with_base(state, ()), state.params.base, sequences, log_probs, prompts, rollout
         programs["train"].start_compiling(*args)
 
@@ -145,7 +146,7 @@ class StagedStep:
             "train": (self._train, {"out_shardings": (layout, None, None), "donate_argnums": 0}),
         }
         for name, (run, options) in functions.items():
-            self._programs[name] = Program(run, stages.mesh, decodes_in=stages.policy.dtype, **options)
+            self._programs[name] = Program(run, stages.mesh, compute_dtype=stages.policy.dtype, **options)
 
     def _select(self, rollout: Rollout, prompts: Prompts, scores: Reward) -> tuple[Reward, ScoredSequences, Metrics]:
         scores = withhold_rewards(scores, rollout, self.stages.config.rollout)
@@ -170,10 +171,6 @@ def with_base(state: TrainState, base: PyTree) -> TrainState:
     return replace(state, params=replace(state.params, base=base))
 
 
-def _on(sharding: NamedSharding, shapes: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes)
-
-
 class ProbeStep:
     """Step that is called like the fused one and adds stage times in seconds and the speed-up to the metrics.
 
@@ -188,7 +185,7 @@ class ProbeStep:
         plain = replace(config, rollout=replace(rollout, draft_length=0, draft_lengths=()))
         self._mesh, self._timed, self._step = stages.mesh, Clock(), StagedStep(stages)
         self._generate_plain = Program(
-            replace(stages, config=plain).generate, stages.mesh, decodes_in=stages.policy.dtype
+            replace(stages, config=plain).generate, stages.mesh, compute_dtype=stages.policy.dtype
         )
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:

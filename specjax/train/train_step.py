@@ -145,7 +145,7 @@ class TrainStep:
             self._programs[name] = Program(
                 partial(function, self._stages),
                 self._mesh,
-                decodes_in=self._stages.policy.dtype,
+                compute_dtype=self._stages.policy.dtype,
                 in_shardings=inputs,
                 out_shardings=outputs,
                 donate_argnums=donated,

@@ -10,12 +10,10 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import jax
 import pytest
 
 import launch.generate
@@ -24,6 +22,7 @@ from launch.costs.cost_table import read_cells
 from launch.run.metric_log import STANDARD_METRICS
 from specjax import ProbeStep, Prompts, TrainState
 from specjax.train.train_step import StepResult
+from tests.compiled import compilations, compiled_late
 from tests.launch.checkpoints import write_problems
 from tests.launch.processes import children, gone
 from tests.launch.programs import FEW, Options, argv, assert_same_run, fake_wandb, flags, metrics, saves, start
@@ -203,18 +202,19 @@ def test_tiny_from_warm_up_to_the_closing_comparison(
             return super().__call__(state, prompts)
 
     monkeypatch.setattr("launch.run.start.ProbeStep", Counted)
-    to_wandb, late = fake_wandb(monkeypatch), set[str]()
-
-    def hear(event: str, duration_secs: float, fun_name: str = "", **_: str | int) -> None:
-        if event.endswith("backend_compile_duration") and threading.current_thread() is threading.main_thread():
-            late.add(fun_name.removeprefix("jit(").removesuffix(")"))
-
-    jax.monitoring.register_event_duration_secs_listener(hear)
+    to_wandb = fake_wandb(monkeypatch)
     options = TINY | more | {"--out": str(tmp_path / "run"), "--log.wandb-project": "sums"}
-    assert launch.train.main(argv("tiny", options)) == 0
-    jax.monitoring.unregister_event_duration_listener(hear)
+    with compilations() as heard:
+        assert launch.train.main(argv("tiny", options)) == 0
     # All were started before they were called, and for the arguments that they were called with.
-    assert not late & {"train_step", "generate", "_select", "logprob", "_train", *(["run"] if more else [])}
+    assert not compiled_late(heard) & {
+        "train_step",
+        "generate",
+        "_select",
+        "logprob",
+        "_train",
+        *(["run"] if more else []),
+    }
     said = capsys.readouterr().out
     for part in ("warm-up: 2 of 2 steps", "compiled", "accuracy", "autoregressive", "by Amdahl"):
         assert part in said

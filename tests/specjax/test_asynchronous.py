@@ -27,6 +27,7 @@ from specjax.train.state import init_train_state
 from specjax.train.train_step import TrainStep
 from specjax.train.updates import UpdateConfig
 from specjax.types import Params, Prompts, TrainState
+from tests.compiled import compilations, compiled_late
 from tests.specjax.test_adapters import adapted_params
 from tests.specjax.test_split_step import count_fives
 from tests.specjax.training import (
@@ -86,8 +87,11 @@ class Both:
         state, tokens, prompts = self.start(), [], batches(steps + lag)
         for batch in prompts[:lag]:
             state = self.asynchronous.begin(state, batch)
+        self.asynchronous.start_compiling(state, prompts[lag])
         for number, batch in enumerate(prompts[lag:]):
-            state, rollout, metrics = self.asynchronous(state, batch)
+            with compilations() as heard:
+                state, rollout, metrics = self.asynchronous(state, batch)
+            assert not {"_generate", "update"} & compiled_late(heard)
             tokens.append(np.asarray(rollout.tokens))
             assert int(metrics["asynchronous/lag"]) == min(lag, number) and metrics["asynchronous/waiting"] == lag
             assert metrics["time/rollout_mesh_busy"] > 0 and metrics["time/reward"] > 0

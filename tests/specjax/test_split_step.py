@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from jax.experimental import io_callback
 
-from specjax.program import Program
+from specjax.program import Program, finish_compiling
 from specjax.rewards import HostReward, host_reward
 from specjax.rollout.generate import place
 from specjax.rollout.speculative import speculative_rollout
@@ -22,6 +22,7 @@ from specjax.train.selection import SelectionConfig
 from specjax.train.stages import Stages
 from specjax.train.timed_step import Clock, StagedStep
 from specjax.train.train_step import TrainStep, make_train_step
+from tests.compiled import compilations
 from tests.specjax import training
 from tests.specjax.training import CONFIG, host_copy, last_gradients, make_prompts, mesh_of, relative_gap, state_on
 
@@ -77,10 +78,15 @@ def test_split_and_staged_steps_take_the_step_of_one_program(shape: tuple[int, i
 def test_no_program_holds_a_callback_and_the_state_is_donated() -> None:
     mesh, step = mesh_of(1, 1, 1), split_on((1, 1, 1), CONFIG)
     state, prompts = state_on(mesh), place(make_prompts(), mesh)
-    rollout = step.generate(state, prompts)
+    step.start_compiling(state, make_prompts())
+    finish_compiling()
+    with compilations() as heard:
+        rollout = step.generate(state, prompts)
+        scores = HostReward(count_fives)(rollout, prompts)
+        arguments = jax.tree.map(jax.typeof, (state, prompts, rollout, scores))
+        step.update(jax.tree.map(jnp.copy, state), prompts, jax.tree.map(jnp.copy, rollout), scores)
+    assert not {"generate", "update"} & {name for name, _ in heard}
     assert not any(x.is_deleted() for x in jax.tree.leaves(state))
-    scores = HostReward(count_fives)(rollout, prompts)
-    arguments = jax.tree.map(jax.typeof, (state, prompts, rollout, scores))
     step.update(state, prompts, rollout, scores)
     assert all(x.is_deleted() for x in jax.tree.leaves((state, rollout.tokens)))
     for name, program in step._programs.items():

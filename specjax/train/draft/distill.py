@@ -19,7 +19,7 @@ from specjax.drafters import Drafter
 from specjax.drafters.base import Anchors, at_anchors
 from specjax.log_probs import positions_at_a_time, teacher_forced
 from specjax.parallel import processes
-from specjax.parallel.mesh import BATCH_AXES, batch_shards
+from specjax.parallel.mesh import BATCH_AXES, batch_shards, shapes_on
 from specjax.program import Program
 from specjax.sampling import SamplingLaw
 from specjax.train.batch import Sequences, split
@@ -68,7 +68,7 @@ class OverRows(Generic[T]):
 
     def start_compiling(self, params: PyTree, sequences: Sequences) -> None:
         """Start to compile for sequences of such shapes (`Program.start_compiling`)."""
-        self._program.start_compiling(params, _on(self._rows, sequences))
+        self._program.start_compiling(params, shapes_on(self._rows, sequences))
 
 
 class DistillStep:
@@ -83,7 +83,7 @@ class DistillStep:
 
     def start_compiling(self, state: DistillState, weights: PyTree, batch: DistillBatch) -> None:
         """Start to compile for a batch of such shapes (`Program.start_compiling`)."""
-        self._program(state, weights).start_compiling(state, weights, _on(self._rows, batch))
+        self._program(state, weights).start_compiling(state, weights, shapes_on(self._rows, batch))
 
     def _program(self, state: DistillState, weights: PyTree) -> Program[tuple[DistillState, Metrics]]:
         if self._made is None:
@@ -202,10 +202,6 @@ def make_predict(
 def _weighted(overlap: Float[Array, "R S"], anchors: Anchors) -> Float[Array, ""]:
     """Return the sum over the anchors, each weighted by the tokens it stands for."""
     return jnp.sum(overlap * at_anchors(anchors, anchors.weight, overlap.shape[1]))
-
-
-def _on(rows: NamedSharding, tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=rows), tree)
 
 
 def _check_rows(sequences: Sequences, mesh: Mesh, microbatches: int) -> None:
