@@ -1,20 +1,29 @@
-"""Which functions are compiled, and by which thread."""
+"""Which functions are compiled, and whether ahead of their call."""
 
-import threading
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import jax
 
+from specjax import program
+
 
 @contextmanager
-def compilations() -> Iterator[list[tuple[str, str]]]:
-    """Yield a list that gets (function, thread) for each program that is compiled, or read from the compile cache."""
-    heard: list[tuple[str, str]] = []
+def compilations() -> Iterator[list[tuple[str, bool]]]:
+    """Yield a list that gets (function, was it started ahead) for each program that is compiled or read from the cache.
+
+    Started ahead are those of `Program.start_compiling`, whichever thread then compiles them.
+    """
+    heard: list[tuple[str, bool]] = []
 
     def hear(event: str, duration_secs: float, fun_name: str = "", **_: str | int) -> None:
         if event.endswith("backend_compile_duration"):
-            heard.append((fun_name.removeprefix("jit(").removesuffix(")"), threading.current_thread().name))
+            frame, ahead = sys._getframe(), False
+            while frame is not None:
+                ahead |= frame.f_code is program._compile.__code__
+                frame = frame.f_back
+            heard.append((fun_name.removeprefix("jit(").removesuffix(")"), ahead))
 
     jax.monitoring.register_event_duration_secs_listener(hear)
     try:
@@ -23,6 +32,6 @@ def compilations() -> Iterator[list[tuple[str, str]]]:
         jax.monitoring.unregister_event_duration_listener(hear)
 
 
-def compiled_late(heard: list[tuple[str, str]]) -> set[str]:
-    """Return the functions that no thread of `specjax.program` compiled, but their callers."""
-    return {name for name, thread in heard if not thread.startswith("compile")}
+def compiled_late(heard: list[tuple[str, bool]]) -> set[str]:
+    """Return the functions that their own call compiled."""
+    return {name for name, ahead in heard if not ahead}

@@ -64,7 +64,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(gpu, "parts", lambda *_, **__: list(chosen))
         monkeypatch.setattr(gpu, "NAMES", [part.name for part in chosen])
         monkeypatch.setattr("sys.argv", ["gpu", *options.split(), "--out", str(tmp_path / "out")])
-        return gpu.main(), (tmp_path / "out" / "gpu.txt").read_text()
+        return gpu.main(), max(tmp_path.glob("out*/gpu.txt"), key=lambda path: path.stat().st_mtime_ns).read_text()
 
     return run_parts
 
@@ -73,6 +73,8 @@ def test_the_next_part_runs_however_a_part_ends(session, tmp_path: Path, monkeyp
     monkeypatch.setattr(run, "GRACE", 0.5)
     monkeypatch.setattr(run, "LEAST", 0)
     assert session(Part("good", 1, ("good", "none.json")))[0] == 0
+    (first,) = tmp_path.glob("out*/gpu.txt")
+    said = first.read_text()
     shares = {"endless": 0.1, "failing": 0.3, "aborting": 0.5, "good": 0.3}
     chosen = [Part(name, minutes, (name, str(tmp_path / f"{name}.json"))) for name, minutes in shares.items()]
     began = time.monotonic()
@@ -87,6 +89,7 @@ def test_the_next_part_runs_however_a_part_ends(session, tmp_path: Path, monkeyp
     assert len(row["turns, s"]) == 14 and "4.5 [4.25, 4.75]" in log
     assert log.startswith("device    a GPU\n") and "measured: 1" in log
     assert log.partition("==== outcomes")[0].count("\nso far\n") == 3
+    assert first.read_text() == said, "a later call overwrites nothing"
 
 
 def test_two_calls_hold_the_parts_that_docs_name(tmp_path: Path):

@@ -75,7 +75,9 @@ def test_the_first_ranked_mesh_that_fits_is_planned(
         assert part in out
     # A GPU of 500 kB: a mesh of one device is too small, one of two is not.
     monkeypatch.setattr(launch.plan.plan, "USABLE", 500_000 / HARDWARE["h100"].memory)
-    with pytest.raises(ConfigError, match=r"^plan.gpus = 1: too few for every mesh; one device needs .* nearest: 2$"):
+    with pytest.raises(
+        ConfigError, match=r"^plan.gpus = 1: too few for every mesh; one device needs .* nearest: --plan.gpus 2$"
+    ):
         main([*words, "--plan.gpus", "1"])
 
 
