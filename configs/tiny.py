@@ -53,6 +53,8 @@ config = RunConfig(
     ),
     reward=RewardConfig(scorer="exact_traced"),
     rollout=RolloutOptions(group_size=3, max_new_tokens=40, draft_length=4),
+    # One length for all rows: in 320 steps of distillation, another one saves less than its programs take to compile.
+    ladder=(50,),
     policy_optimizer=OptimizerConfig(learning_rate=4e-5, b2=0.99, warmup_steps=30),
     # A step has only six sequences: the draft learns more with a decaying learning rate.
     draft_optimizer=OptimizerConfig(
