@@ -67,6 +67,11 @@ def cold_and_warm(checkout: Path, words: list[str], limit_s: float) -> tuple[flo
         return start(), start()
 
 
+def _show(values: list[float]) -> str:
+    """Return the median and its interval; of a single turn, which has none, the value."""
+    return format_interval(values) if len(values) > 1 else f"{values[0]:.3g}"
+
+
 def main() -> None:
     """Print the seconds of each checkout, and the first's over each other's, turn by turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -84,8 +89,8 @@ def main() -> None:
             seconds = [pair[number] for pair in pairs]
             ratios = [other / own for own, other in zip(first, seconds, strict=True)]
             print(
-                f"{kind}  {path!s:<24} seconds to the end of the first step {format_interval(seconds)}, "
-                f"over the first row's {format_interval(ratios)}; turns {', '.join(f'{x:.1f}' for x in seconds)}"
+                f"{kind}  {path!s:<24} {_show(seconds)} s to the end of the first step, {_show(ratios)} times the first "
+                f"row's; turns {', '.join(f'{x:.1f}' for x in seconds)}"
             )
 
 
