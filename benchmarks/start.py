@@ -89,8 +89,8 @@ def main() -> None:
             seconds = [pair[number] for pair in pairs]
             ratios = [other / own for own, other in zip(first, seconds, strict=True)]
             print(
-                f"{kind}  {path!s:<24} {_show(seconds)} s to the end of the first step, {_show(ratios)} times the first "
-                f"row's; turns {', '.join(f'{x:.1f}' for x in seconds)}"
+                f"{kind}  {path!s:<24} {_show(seconds)} s to the end of the first step, {_show(ratios)} times those of "
+                f"the first row; turns {', '.join(f'{x:.1f}' for x in seconds)}"
             )
 
 
