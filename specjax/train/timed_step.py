@@ -76,7 +76,8 @@ class StagedStep:
         """Take a step stage by stage. chosen: index of each phase's draft length; None: `Stages.choose` picks it."""
         if not self._programs:
             self.start_compiling(state, prompts)
-        finish_compiling()
+        if not self._programs["train"].compiled:
+            finish_compiling()
         stages, programs, seconds = self.stages, self._programs, dict[str, float]()
         if chosen is None:
             chosen = stages.choose(state)
