@@ -35,7 +35,7 @@ class Program(Generic[Result]):
     side by side, and beside what runs; a call waits for it.
 
     Args:
-        compute_dtype: that of a function that decodes, alone or among others, for `kernels.compiler_options`.
+        compute_dtype: dtype of a function that decodes, also among other work, for `kernels.compiler_options`.
         jit_options:   options of jax.jit.
 
     Attributes:

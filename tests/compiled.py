@@ -13,7 +13,7 @@ from specjax import program
 def compilations() -> Iterator[list[tuple[str, bool]]]:
     """Yield a list that gets (function, was it started ahead) for each program that is compiled or read from the cache.
 
-    Started ahead are those of `Program.start_compiling`, whichever thread then compiles them.
+    `Program.start_compiling` starts ahead, whichever thread then compiles.
     """
     heard: list[tuple[str, bool]] = []
 

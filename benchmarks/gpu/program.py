@@ -130,7 +130,7 @@ def rounds(
     notes = [
         f"{preset.decoder.num_layers} layers; {weights / 1e6:.0f} MB of weights with the draft's",
         "written: results of kernels other than keys and values; temporary: memory beside weights and caches",
-        "products: those of matrix products, partial sums included; vocabulary: those of a vocabulary's size; laws and "
+        "products: results of matrix products, with partial sums; vocabulary: arrays of a vocabulary's size; laws and "
         "noise: these without the logits",
     ]
     for config in configs:

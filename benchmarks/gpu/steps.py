@@ -3,7 +3,7 @@
 Run from the repository's root: python -m benchmarks.gpu.steps [--preset qwen3-8b --rank 32]
 
 A step is one rollout and one update, the two programs of a run whose scorer is on the host. Each kind of draft has two;
-steps without drafts are those of EAGLE-3's programs at draft length 0. So there are four, which compile side by side
+steps without drafts run EAGLE-3's programs at draft length 0. So there are four, which compile side by side
 while the weights are made. All steps train one policy. Steps with drafts train the draft too.
 
 Weights are random, and acceptance is forced: by default to the acceptance lengths published for Qwen3-8B with drafts
@@ -185,7 +185,7 @@ def turns(timer: StepTimer, arms: Sequence[Arm], count: int) -> Iterator[list[Ro
 def abstract_programs(
     preset: Preset, rank: int, lengths: Mapping[str, Sequence[int]], shape: argparse.Namespace, mesh: Mesh
 ) -> dict[str, StepPrograms]:
-    """Return the programs of each kind of draft, of shapes alone."""
+    """Return the programs of each kind of draft. Allocates nothing."""
     tail, shapes = LongTail(median=shape.median, factor=4), policy_params(preset, rank, mesh, None)
     programs = dict[str, StepPrograms]()
     for draft, choices in lengths.items():

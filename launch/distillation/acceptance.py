@@ -127,7 +127,7 @@ def check_counts(experiment: Experiment) -> None:
 class AcceptanceMeter:
     """Meter of a draft's acceptance on held-out prompts at one temperature, at the run's longest draft length.
 
-    The constructor starts to compile its programs, so that those of several temperatures compile side by side.
+    The constructor starts to compile its programs, so that several temperatures compile side by side.
     """
 
     def __init__(self, experiment: Experiment, drafter: Drafter, params: Params, temperature: float) -> None:

@@ -1,4 +1,4 @@
-"""Refusal of a step whose arrays alone do not fit a device, before anything is compiled."""
+"""Refusal of a step whose arrays do not fit a device, before anything is compiled."""
 
 from dataclasses import replace
 from typing import get_args

@@ -106,7 +106,7 @@ def test_rounds_are_drafted_at_the_fastest_of_the_lengths_that_a_run_has():
 
 
 def test_row_95_the_first_command_of_the_lora_page_fits_the_gpu_that_the_page_promises():
-    """Compute what follows from shapes; the totals are those of the recorded plan."""
+    """Compute what follows from shapes; take the totals from the recorded plan."""
     page = (ROOT / "docs" / "lora.md").read_text()
     words = next(line.split()[3:] for line in page.splitlines() if "-m launch.train own_data" in line)
     recorded = read_json(ROOT / "benchmarks" / "results" / "plans" / "own_data_lora_1xh100.json")

@@ -72,7 +72,7 @@ def test_memory_falls(results, dtype: str) -> None:
 def test_the_backward_pass_under_dots_takes_what_cudnn_returned(
     params: PyTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """cuDNN's attention is no product: a policy that saves products alone would run it twice in each layer."""
+    """cuDNN's attention is no product: a policy that saves only products would run it twice in each layer."""
     monkeypatch.setattr(private, "check_cudnn_version", lambda: 91_000)
     monkeypatch.setattr(private, "check_compute_capability", lambda capability: True)
     monkeypatch.setattr(kernels, "attend_rows", cudnn.attend_rows)
