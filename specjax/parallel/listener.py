@@ -19,7 +19,7 @@ from typing import Any
 # A caller answers the challenge within this time, and an address accepts a connection.
 ANSWER_WITHIN_S = 5.0
 # Callers that are heard at a time, besides those that are expected.
-_STRANGERS = 8
+_STRANGERS = 4
 # Before the next try to accept, after one that failed for lack of descriptors.
 _PAUSE_S = 0.1
 _CHALLENGE_BYTES, _CODE_BYTES = 32, 64

@@ -272,6 +272,14 @@ def test_row_81_process_0_keeps_its_deadline_whoever_calls() -> None:
         assert said.result() == "process 1 is missing after 1 s"
 
 
+@pytest.mark.timeout(60)
+def test_row_81_a_process_keeps_its_deadline_whatever_answers_it() -> None:
+    with socket.create_server(("localhost", 0)) as server:
+        Thread(target=lambda: trickle(server.accept()[0]), daemon=True).start()
+        said = meet(1, 2, server.getsockname()[1], 0.4)
+    assert said == "process 0 is missing after 0 s: another program, or an ending run, has the port"
+
+
 def test_row_81_process_0_begins_only_while_all_are_there() -> None:
     with waiting(3, 2.0) as (port, said):
         arrive(port, [1, 3, ""]).close()  # it gives up
