@@ -63,7 +63,12 @@ def check_all(checks: Sequence[Callable[[], object]]) -> None:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, cut to 300 characters."""
-    return str(error).strip().partition("\n")[0][:300]
+    return one_line(str(error).strip().partition("\n")[0], 300)
+
+
+def one_line(text: object, letters: int | None = None) -> str:
+    """Return text as one line of at most so many printable letters. What a terminal would obey becomes a space."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in str(text)).split())[:letters]
 
 
 def silence_writers() -> None:

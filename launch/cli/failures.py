@@ -12,6 +12,7 @@ from typing import NoReturn
 import jax
 
 from configs.schema import HostsConfig
+from launch.cli.errors import one_line
 from launch.cli.rendezvous import tell_failure
 from specjax.parallel import processes
 
@@ -39,7 +40,7 @@ def fail(code: int, message: str, argv: Sequence[str]) -> int:
 
     message: the line that this process has printed. argv: its command line, which names a job that has not begun.
     """
-    message = "".join(letter for letter in message[:_MESSAGE_LETTERS] if letter.isprintable())
+    message = one_line(message, _MESSAGE_LETTERS)
     if processes.count() == 1:
         if (hosts := _hosts_of(argv)).count > 1:
             print("telling the other processes of the job ..", file=sys.stderr, flush=True)
@@ -67,7 +68,7 @@ def _watch(primary: bool) -> None:
     time.sleep(_GRACE_S)
     if failures and not _failing.is_set():
         _, code, message = min(failures).split(" ", 2)
-        print("error: ended by", message, file=sys.stderr)
+        print("error: ended by", one_line(message), file=sys.stderr)
         _end(int(code), primary)
 
 

@@ -14,7 +14,7 @@ import jax
 
 from configs.override import flat
 from configs.schema import HostsConfig, RunConfig
-from launch.cli.errors import ConfigError, RunStopped
+from launch.cli.errors import ConfigError, RunStopped, first_line, one_line
 from launch.cli.failures import watch
 from launch.cli.rendezvous import wait_for_all
 from launch.cli.silence import limit_silence
@@ -49,12 +49,12 @@ def join_hosts(config: RunConfig) -> RunConfig:
                 shutdown_timeout_seconds=hosts.heartbeat,
             )
         except Exception as error:  # JAX raises several types, with long messages
-            raise RunStopped(f"hosts: the processes could not connect: {str(error).splitlines()[0]}") from error
+            raise RunStopped(f"hosts: the processes could not connect: {first_line(error)}") from error
         watch()
         limit_silence(hosts.silence)
         names, options = zip(*processes.gather((platform.node(), asdict(shared))), strict=True)
         shared = common(shared, options)
-        host_list = ", ".join(f"{number} = {name}" for number, name in enumerate(names))
+        host_list = ", ".join(f"{number} = {one_line(name)}" for number, name in enumerate(names))
         print(f"{HOSTS_LINE}{host_list}", file=sys.stderr, flush=True)
         if not processes.primary():
             sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115

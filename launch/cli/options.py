@@ -21,7 +21,7 @@ from configs.algorithms import ALGORITHMS, describe, with_algorithm
 from configs.override import override
 from configs.schema import DraftConfig, RunConfig
 from configs.schema.networks import DRAFT_KINDS, HEADS
-from launch.cli.errors import ConfigError, RunStopped, Stopped, as_config_error, first_line, silence_writers
+from launch.cli.errors import ConfigError, RunStopped, Stopped, as_config_error, first_line, one_line, silence_writers
 from launch.cli.failures import fail
 from launch.cli.fields import Field, fields_of, summary
 from launch.cli.microbatches import with_fitting_microbatches
@@ -95,7 +95,7 @@ def run_program(main: Callable[[list[str]], int]) -> int:
             return 128 + signal.SIGPIPE
         error_of = "error:" if processes.primary() else f"process {processes.index()} on {platform.node()}: error:"
         refused = isinstance(error, ConfigError)
-        messages = [" ".join(str(message).split()) for message in (error.args if refused else [error])]
+        messages = [one_line(message) for message in (error.args if refused else [error])]
         for message in messages:
             print(error_of, message, file=sys.stderr)
         if isinstance(error, RunStopped) and processes.count() == 1:
@@ -105,7 +105,7 @@ def run_program(main: Callable[[list[str]], int]) -> int:
 
 def _lose(error: Exception) -> int:
     """End this process after the loss of another one. Waits first: JAX names the lost process and ends this one."""
-    print(LOST, str(error).splitlines()[0][:300], file=sys.stderr, flush=True)
+    print(LOST, first_line(error), file=sys.stderr, flush=True)
     time.sleep(NAMED_WITHIN_S)
     os._exit(LOST_PEER)  # a normal exit would wait for the lost process
 

@@ -2,19 +2,18 @@
 
 import contextlib
 import json
-import select
 import socket
 import time
-from typing import Any
 
 from configs.schema import HostsConfig
-from launch.cli.errors import RunStopped
+from launch.cli.errors import RunStopped, one_line
+from specjax.parallel.listener import ANSWER_WITHIN_S, Listener, NotAdmittedError, call, read_line
 
-# A process of the job sends its line within this time after it connects. Other callers are ignored.
-_CALL_WITHIN_S = 5.0
-_RETRY_S = 0.5
-# Of a line. A failure's letters may take 12 bytes each.
-_MOST_BYTES = 5000
+# Processes have no secret before they meet. JAX's coordinator, which takes the port after this, asks for none either.
+_NO_KEY = b""
+_RETRY_S = _POLL_S = 0.5
+# Of a reason that others give.
+_LETTERS = 400
 # Once a job cannot start, process 0 answers late callers, and a failed process calls process 0, for this long.
 _FAILED_WITHIN_S = 10.0
 # An ending run leaves the port within this time.
@@ -22,13 +21,13 @@ _TAKEN_WITHIN_S = 60.0
 
 
 def wait_for_all(hosts: HostsConfig, within_s: float) -> None:
-    """Wait until every process has called process 0 on the coordinator's port.
+    """Wait until every process has called process 0 on the coordinator's port, and all are there at the same time.
 
     Raises RunStopped, in every process that can be reached, if a process is missing after `within_s` or has failed, if
     two have the same index, or if their counts differ.
     """
     if refusal := _meet(hosts, within_s):
-        raise RunStopped(f"hosts.coordinator = {hosts.coordinator}: {refusal}")
+        raise RunStopped(f"hosts.coordinator = {hosts.coordinator}: {one_line(refusal, _LETTERS)}")
 
 
 def tell_failure(hosts: HostsConfig, message: str) -> None:
@@ -40,95 +39,113 @@ def _meet(hosts: HostsConfig, within_s: float, failure: str = "") -> str:
     """Return the reason why the job cannot start, "" if it can. failure: that of this process, "" if it can start."""
     assert hosts.coordinator is not None
     host, _, port = hosts.coordinator.rpartition(":")
-    if hosts.index == 0:
-        return _answer(int(port), hosts.count, within_s, failure and f"process 0 failed: {failure}")
-    return _call((host.strip("[]"), int(port)), hosts, within_s, failure)
+    if hosts.index:
+        return _call(host.strip("[]"), int(port), hosts, within_s, failure)
+    try:
+        listener = Listener(int(port), _NO_KEY, expected=hosts.count)
+    except OSError as error:
+        return f"process 0 cannot open the port: {error.strerror}"
+    with listener:
+        return _Meeting(hosts.count, within_s, failure).hold(listener)
 
 
-def _answer(port: int, count: int, within_s: float, failure: str) -> str:
-    """Answer each call with the reason why the job cannot start, or "" if it can, and return it.
+class _Meeting:
+    """The callers of process 0. They wait until all are there, or it is known that the job cannot start.
 
-    Callers wait until all have called, or the reason is known. Later ones are then told within `_FAILED_WITHIN_S`.
-
-    failure: why this process cannot start; "" if it can.
+    count:    number of processes, with process 0.
+    within_s: time for all to come. Once the job cannot start, others are told for at most `_FAILED_WITHIN_S`.
+    failure:  why process 0 cannot start; "" if it can.
     """
-    deadline, callers = time.monotonic() + within_s, dict[int, socket.socket]()
-    dual = socket.has_dualstack_ipv6()
-    with contextlib.ExitStack() as stack:
-        try:
-            family = socket.AF_INET6 if dual else socket.AF_INET
-            server = stack.enter_context(socket.create_server(("", port), family=family, dualstack_ipv6=dual))
-        except OSError as error:
-            return f"process 0 cannot open the port: {error.strerror}"
-        waiting, refusal, most = list[socket.socket](), failure, count
-        while missing := next((index for index in range(1, most) if index not in callers), 0):
-            server.settimeout(max(deadline - time.monotonic(), 1e-3))
-            try:
-                caller = stack.enter_context(server.accept()[0])
-            except TimeoutError:
-                refusal = refusal or f"process {missing} is missing after {within_s:.0f} s"
+
+    def __init__(self, count: int, within_s: float, failure: str) -> None:
+        self._count, self._within_s, self._deadline = count, within_s, time.monotonic() + within_s
+        self._refusal = failure and f"process 0 failed: {failure}"
+        self._waiting, self._told = dict[int, socket.socket](), set[int]()
+        # Largest count that any process has.
+        self._most = count
+
+    def hold(self, listener: Listener) -> str:
+        """Return the reason why the job cannot start, "" if it can, and tell it to every caller."""
+        while missing := self._missing():
+            if (left_s := self._deadline - time.monotonic()) <= 0:
+                self._refusal = self._refusal or f"process {missing} is missing after {self._within_s:.0f} s"
                 break
-            waiting.append(caller)
-            match _receive(caller, _CALL_WITHIN_S):
-                case [int(index), int(its_count), str(its_failure)] if 0 < index < its_count:
-                    fault = ""
-                    if its_failure:
-                        fault = f"process {index} failed: {its_failure}"
-                    elif its_count != count:
-                        fault = f"process {index} has hosts.count = {its_count}, and process 0 has {count}"
-                        most = max(most, its_count)
-                    elif index in callers and not _hung_up(callers[index]):
-                        fault = f"two processes have hosts.index = {index}"
-                    callers[index] = caller
-                    if fault and not refusal:
-                        refusal, deadline = fault, min(deadline, time.monotonic() + _FAILED_WITHIN_S)
-            if refusal:
-                _send(waiting, refusal)
-                waiting.clear()
-        _send(waiting, refusal)
-    return refusal
+            calls = listener.accept(min(left_s, _POLL_S))
+            # One that has given up is not there, and may come again.
+            for index in [index for index, caller in self._waiting.items() if _hung_up(caller)]:
+                self._waiting.pop(index).close()
+            for connection, message in calls:
+                self._receive(connection, message)
+            if self._refusal:
+                self._answer()
+        self._answer()
+        return self._refusal
+
+    def _missing(self) -> int | None:
+        """Return the first process that has not come, None if all are there."""
+        return next((i for i in range(1, self._most) if i not in self._waiting and i not in self._told), None)
+
+    def _receive(self, connection: socket.socket, message: object) -> None:
+        """Keep a caller, or answer it at once if the job cannot start with it. Hang up on strangers."""
+        match message:
+            case [int(index), int(count), str(failure)] if 0 < index < count:
+                fault = ""
+                if failure:
+                    fault = f"process {index} failed: {failure}"
+                elif count != self._count:
+                    fault = f"process {index} has hosts.count = {count}, and process 0 has {self._count}"
+                    self._most = max(self._most, count)
+                elif index in self._waiting:
+                    fault = f"two processes have hosts.index = {index}"
+                if fault and not self._refusal:
+                    self._refusal = one_line(fault, _LETTERS)
+                    self._deadline = min(self._deadline, time.monotonic() + _FAILED_WITHIN_S)
+                if fault:
+                    _send(connection, self._refusal)
+                    self._told.add(index)
+                else:
+                    self._waiting[index] = connection
+            case _:
+                connection.close()
+
+    def _answer(self) -> None:
+        for connection in self._waiting.values():
+            _send(connection, self._refusal)
+        self._told |= self._waiting.keys()
+        self._waiting.clear()
 
 
-def _send(connections: list[socket.socket], refusal: str) -> None:
-    for connection in connections:
-        with contextlib.suppress(OSError):
-            connection.sendall(_line(refusal))
+def _send(connection: socket.socket, refusal: str) -> None:
+    with connection, contextlib.suppress(OSError):
+        connection.settimeout(ANSWER_WITHIN_S)
+        connection.sendall(json.dumps(refusal).encode() + b"\n")
 
 
-def _call(address: tuple[str, int], hosts: HostsConfig, within_s: float, failure: str) -> str:
+def _hung_up(caller: socket.socket) -> bool:
+    caller.settimeout(0)
+    try:
+        return not caller.recv(1)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def _call(host: str, port: int, hosts: HostsConfig, within_s: float, failure: str) -> str:
     """Return the answer of process 0, or the reason why there is none. failure: that of this process."""
     deadline, reason, taken_since = time.monotonic() + within_s, "", None
-    while (remaining_s := deadline - time.monotonic()) > 0:
+    while (left_s := deadline - time.monotonic()) > 0:
         try:
-            with socket.create_connection(address, timeout=remaining_s) as connection:
-                connection.sendall(_line([hosts.index, hosts.count, failure]))
-                # As long as process 0 may wait for the other processes.
-                answer = _receive(connection, within_s + _CALL_WITHIN_S)
-            if isinstance(answer, str):
-                return answer
+            message = [hosts.index, hosts.count, failure]
+            with call(host, port, _NO_KEY, message, time.monotonic() + min(left_s, ANSWER_WITHIN_S)) as connection:
+                # Process 0 answers within as long as it may wait for the other processes.
+                return str(json.loads(read_line(connection, time.monotonic() + within_s + ANSWER_WITHIN_S)))
+        except NotAdmittedError:
             reason = "another program, or an ending run, has the port"
             taken_since = taken_since or time.monotonic()
             if time.monotonic() - taken_since > _TAKEN_WITHIN_S:
                 return f"another program, or a job that has begun without hosts.index = {hosts.index}, has the port"
-        except OSError as error:
-            reason, taken_since = error.strerror or str(error), None
-        time.sleep(min(_RETRY_S, remaining_s))
+        except (OSError, ValueError, RecursionError) as error:
+            reason, taken_since = getattr(error, "strerror", None) or str(error), None
+        time.sleep(min(_RETRY_S, left_s))
     return f"process 0 is missing after {within_s:.0f} s: {reason}"
-
-
-def _line(value: Any) -> bytes:
-    return json.dumps(value).encode() + b"\n"
-
-
-def _receive(connection: socket.socket, within_s: float) -> Any:
-    """Return the line of JSON that the other side sends; None if it sends anything else or nothing."""
-    connection.settimeout(within_s)
-    try:
-        with connection.makefile("rb") as lines:
-            return json.loads(lines.readline(_MOST_BYTES))
-    except (OSError, ValueError, RecursionError):
-        return None
-
-
-def _hung_up(caller: socket.socket) -> bool:
-    return bool(select.select([caller], [], [], 0)[0])

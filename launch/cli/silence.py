@@ -3,11 +3,13 @@
 import sys
 import threading
 import time
-import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 
 import jax
 
+from launch.cli.errors import one_line
 from launch.cli.failures import end_job
 from specjax.parallel import processes
 
@@ -15,8 +17,13 @@ TOPIC = "progress"
 # Looks at all processes within the limit.
 _LOOKS = 10
 
+# Packages whose functions are named where a process hangs, beside files outside Python's directories.
+_PACKAGES = {"launch", "configs", "models", "specjax"}
+
 # The number of this process's notes, and the last one.
 _latest = 0, "its start"
+# What it waits for, the last begun at the end.
+_awaited = list[str]()
 
 
 def note_progress(done: str | None = None) -> None:
@@ -24,6 +31,16 @@ def note_progress(done: str | None = None) -> None:
     global _latest
     number, last = _latest
     _latest = number + 1, done or last
+
+
+@contextmanager
+def waiting_for(name: str) -> Iterator[None]:
+    """Name what this process waits for in the block, in the report of a process that hangs. Any thread may call it."""
+    _awaited.append(name)
+    try:
+        yield
+    finally:
+        _awaited.remove(name)
 
 
 def limit_silence(limit_s: int) -> None:
@@ -43,8 +60,8 @@ def _watch(limit_s: int, index: int, thread: int) -> None:
         # At a normal end JAX leaves the job meanwhile.
         with suppress(Exception):
             count, done = _latest
-            *_, frame = traceback.extract_stack(sys._current_frames()[thread])
-            place = f"after {done}, in {frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})"
+            place = f"after {done}, in {place_of(sys._current_frames()[thread])}"
+            place += "".join(f", waiting for {name}" for name in _awaited[-1:])
             processes.tell(TOPIC, f"{count} {index} {place}")
             if index == 0:
                 told = [message.split(" ", 2) for message in processes.read_messages(TOPIC)]
@@ -58,5 +75,20 @@ def _watch(limit_s: int, index: int, thread: int) -> None:
             found = sorted(places.items(), key=lambda item: len(item[1]))
             found = "; ".join(f"process {', '.join(numbers)} {place}" for place, numbers in found)
             message = f"hosts.silence = {limit_s} s: no process has gone on for so long: {found}"
-            print("error:", message, file=sys.stderr, flush=True)
+            print("error:", one_line(message), file=sys.stderr, flush=True)
             end_job(1, message, index)
+
+
+def place_of(frame: FrameType) -> str:
+    """Return the innermost place of a stack that is in this project, or in the user's files: not in a library."""
+    own: FrameType | None = frame
+    while own is not None and _is_library(own):
+        own = own.f_back
+    own = own or frame
+    return f"{own.f_code.co_name} ({own.f_code.co_filename.rpartition('/')[2]}:{own.f_lineno})"
+
+
+def _is_library(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    installed = package in sys.stdlib_module_names or "-packages/" in frame.f_code.co_filename
+    return installed and package not in _PACKAGES

@@ -86,8 +86,7 @@ class Supervisor:
             for line in self._process.stderr:
                 ending |= _LAST_LINES.match(line) is not None
                 if line.startswith(HOSTS_LINE):
-                    pairs = (each.split(" = ") for each in line.removeprefix(HOSTS_LINE).strip().split(", "))
-                    hosts = {int(number): name for number, name in pairs}
+                    hosts = {int(number): name for number, name in re.findall(r"(\d+) = ([^,]+)", line.strip())}
                 if ending:
                     last_lines.append(line)
                 else:

@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 
 from configs.schema.rewards import RewardConfig
-from launch.cli.errors import ConfigError
+from launch.cli.errors import ConfigError, one_line
+from launch.cli.silence import waiting_for
 from launch.rewards.scorers import MUST_RETURN, option_of
 
 logger = logging.getLogger(__name__)
@@ -91,7 +92,8 @@ class RewardPool:
             if self._closing.is_set():
                 raise RuntimeError("the reward pool is closed")
             scored = self._threads.map_async(self._score, chunks, chunksize=1)
-        results = [result for chunk in scored.get() for result in chunk]
+        with waiting_for(self._label):
+            results = [result for chunk in scored.get() for result in chunk]
         self._log_failures(result for result in results if isinstance(result, str))
         failed = [np.nan] * len(self.scorers)
         values = np.array([failed if isinstance(result, str) else result for result in results], np.float64)
@@ -143,8 +145,8 @@ class RewardPool:
             if kind not in self._reported and not self._closing.is_set():
                 self._reported.add(kind)
                 logger.warning(
-                    "%s: a sample was not scored: %.300s (shown once; the metric reward/failed counts them)",
-                    *(self._label, reason),
+                    "%s: a sample was not scored: %s (shown once; the metric reward/failed counts them)",
+                    *(self._label, one_line(reason, 300)),
                 )
 
     def _log_output(self, printed: int) -> None:

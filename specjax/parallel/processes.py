@@ -267,7 +267,7 @@ def _pass(source: int, value: T) -> T:
     if index() != source:
         stored = _wait(key)
         kind, message = stored[:1], stored[1:]
-        return decode(receive(message.decode()) if kind == _OFFERED else message)
+        return decode(receive(message.decode(), index()) if kind == _OFFERED else message)
     if _group.passing is not None:
         _group.passing.join()
         _group.passing = None

@@ -1,46 +1,48 @@
 """Large messages between the processes of a job over TCP. Its key-value store is slower, and refuses 2 GiB."""
 
-import hmac
 import ipaddress
 import secrets
 import socket
+import time
 from contextlib import suppress
-from threading import Semaphore, Thread
+from threading import Thread
 
-# A process that has the address connects within this time. A transfer ends if nothing passes for as long.
-_WITHIN_S = 60.0
-# Strangers, who know no secret, are not waited for longer.
-_SECRET_WITHIN_S = 5.0
-_SECRET_BYTES = 16
-_CHUNK_BYTES = 2**20
+from specjax.parallel.listener import ANSWER_WITHIN_S, Listener, NotAdmittedError, call, read
+
+# A transfer ends after this time, and a second more for so many bytes.
+_WITHIN_S, _BYTES_PER_S = 60.0, 2**20
+_POLL_S = 0.1
+_KEY_BYTES = 32
 
 
 def offer(message: bytes, readers: int, coordinator: str) -> tuple[str, Thread]:
     """Offer a message on a port of its own. Return the address for `receive`, and a thread that ends when all have it.
 
-    The address has a secret, so that no one else is given the message.
+    The address has a key, so that no one else is given the message.
 
     readers:     number of processes that will read it.
     coordinator: HOST:PORT of the job's coordinator, which all processes reach.
     """
-    dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if dual else socket.AF_INET
-    server = socket.create_server(("", 0), family=family, dualstack_ipv6=dual)
-    secret = secrets.token_bytes(_SECRET_BYTES)
-    thread = Thread(target=_serve, args=(server, secret, message, readers), daemon=True)
+    key = secrets.token_bytes(_KEY_BYTES)
+    listener = Listener(0, key, expected=readers)
+    thread = Thread(target=_serve, args=(listener, message, readers), daemon=True)
     thread.start()
-    return f"{secret.hex()}@{_reachable_host(coordinator)}@{server.getsockname()[1]}", thread
+    return f"{_reachable_host(coordinator)}@{listener.port}@{len(message)}@{key.hex()}", thread
 
 
-def receive(address: str) -> bytearray:
-    """Return the message offered at an address. Raises ConnectionError if its process ends before."""
-    secret, host, port = address.split("@")
+def receive(address: str, reader: int) -> bytearray:
+    """Return the message offered at an address. Raises ConnectionError if its process ends before.
+
+    reader: number of this process. One that comes again is counted once.
+    """
     try:
-        with socket.create_connection((host, int(port)), _WITHIN_S) as connection:
-            connection.sendall(bytes.fromhex(secret))
-            return _read(connection, int.from_bytes(_read(connection, 8)))
-    except OSError as error:
-        raise ConnectionError(f"connection closed by the process at {host}, which was sending: {error}") from error
+        host, port, size, key = address.split("@")
+        deadline = _deadline(int(size))
+        with _connect(host, int(port), bytes.fromhex(key), reader, deadline) as connection:
+            return read(connection, int(size), deadline)
+    except (OSError, ValueError, OverflowError, MemoryError) as error:
+        sender = f"the process at {address.partition('@')[0]:.99}"
+        raise ConnectionError(f"connection closed by {sender}, which was sending: {error}") from error
 
 
 def _reachable_host(coordinator: str) -> str:
@@ -58,37 +60,27 @@ def _reachable_host(coordinator: str) -> str:
     return host
 
 
-def _serve(server: socket.socket, secret: bytes, message: bytes, readers: int) -> None:
-    left, served = readers, Semaphore(0)
-    with server:
-        server.settimeout(0.1)
-        while left:
-            with suppress(OSError):
-                connection, _ = server.accept()
-                Thread(target=_answer, args=(connection, secret, message, served), daemon=True).start()
-            while served.acquire(blocking=False):
-                left -= 1
+def _serve(listener: Listener, message: bytes, readers: int) -> None:
+    served = set[int]()
+    with listener:
+        while len(served) < readers:
+            for connection, reader in listener.accept(_POLL_S):
+                Thread(target=_send, args=(connection, message, reader, served), daemon=True).start()
 
 
-def _answer(connection: socket.socket, secret: bytes, message: bytes, served: Semaphore) -> None:
+def _send(connection: socket.socket, message: bytes, reader: int, served: set[int]) -> None:
     with connection, suppress(OSError):
-        connection.settimeout(_SECRET_WITHIN_S)
-        if not hmac.compare_digest(_read(connection, _SECRET_BYTES), secret):
-            return
-        connection.settimeout(_WITHIN_S)
-        connection.sendall(len(message).to_bytes(8))
-        rest = memoryview(message)
-        while rest:
-            rest = rest[connection.send(rest[:_CHUNK_BYTES]) :]
-        served.release()
+        connection.settimeout(_deadline(len(message)) - time.monotonic())  # of all of `sendall`
+        connection.sendall(message)
+        served.add(reader)
 
 
-def _read(connection: socket.socket, size: int) -> bytearray:
-    read = bytearray(size)
-    rest = memoryview(read)
-    while rest:
-        count = connection.recv_into(rest)
-        if not count:
-            raise ConnectionError("it ended")
-        rest = rest[count:]
-    return read
+def _connect(host: str, port: int, key: bytes, reader: int, deadline: float) -> socket.socket:
+    while True:
+        with suppress(NotAdmittedError):
+            return call(host, port, key, reader, min(deadline, time.monotonic() + ANSWER_WITHIN_S))
+        time.sleep(_POLL_S)
+
+
+def _deadline(size: int) -> float:
+    return time.monotonic() + _WITHIN_S + size / _BYTES_PER_S

@@ -152,8 +152,7 @@ def test_a_process_too_many_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_port_of_another_program_is_refused(index: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launch.cli.rendezvous._CALL_WITHIN_S", 0.1)
+def test_a_port_of_another_program_is_refused(index: int) -> None:
     with socket.create_server(("", 0)) as other:
         (refusal,) = call_all((index, 2), port=other.getsockname()[1], within_s=0.2)
     busy = "process 0 cannot open the port: Address already in use"
@@ -166,59 +165,44 @@ def test_an_unknown_host_is_refused() -> None:
         wait_for_all(HostsConfig("nowhere.invalid:1", 2, 1), 0.1)
 
 
-def test_other_callers_and_a_restarted_process_are_tolerated() -> None:
-    port = free_port()
-
-    def disturb() -> None:
-        for text in (b"GET / HTTP/1.1\r\n", b"[1, 3]\n"):
-            deadline = time.monotonic() + 10
-            while time.monotonic() < deadline:
-                try:
-                    with socket.create_connection(("localhost", port)) as connection:
-                        connection.sendall(text)
-                    break
-                except OSError:
-                    time.sleep(0.01)
-
-    threading.Timer(0.5, call_all, [(1, 3), (2, 3)], {"port": port}).start()
-    threading.Thread(target=disturb).start()
-    assert call_all((0, 3), port=port) == [""]
-
-
-# Takes longer than the limit, and then the others wait for process 1 in a program of the devices.
+# Takes longer than the limit, and then the others wait for a scorer of process 1 in a program of the devices.
 HANGS = """
 import time
 import jax
 from jax.sharding import PartitionSpec as P
+from configs.schema.rewards import RewardConfig
 from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run, run_program
 from launch.cli.silence import note_progress
+from launch.rewards.workers import RewardPool
 from specjax.parallel import processes
 from specjax.parallel.mesh import MeshConfig, make_mesh
-def score():
-    time.sleep(1000)
 def add():
     return jax.lax.psum(jax.lax.axis_index("data"), "data")
 def main(argv):
+    pool = RewardPool(RewardConfig("tests.launch.sample_scorers:by_command", workers=1, time_limit_s=1000))
     join_hosts(parse_run(["tiny", *argv], "", ""))
     mesh = make_mesh(MeshConfig(data=3))
     for number in range(8):
         time.sleep(0.5)
         note_progress(f"step {number}")
     if processes.index() == 1:
-        score()
+        pool.score(["hang"], [""])
     jax.block_until_ready(jax.jit(jax.shard_map(add, mesh=mesh, in_specs=(), out_specs=P()))())
 raise SystemExit(run_program(main))
 """
 
 
-def test_a_process_that_hangs_ends_with_the_others() -> None:
+def test_row_110_a_scorer_that_hangs_ends_all_processes_and_is_named() -> None:
     job = start_job(["-c", HANGS, "--hosts.silence", "2"], count=3, devices=1)
     errors = [process.communicate(timeout=100)[1] for process in job]
     assert [process.returncode for process in job] == [1, 1, 1], errors
-    silent = "hosts.silence = 2 s: no process has gone on for so long: process 1 after step 7, in score (<string>:11); "
-    assert f"error: {silent}process 0, 2 after step 7, in " in errors[0]
-    assert all("error: ended by process 0 on " in each and silent in each for each in errors[1:]), errors
+    silent = "hosts.silence = 2 s: no process has gone on for so long: process 1 after step 7, in score (workers.py:"
+    waiting = (
+        "), waiting for reward.scorer = tests.launch.sample_scorers:by_command; process 0, 2 after step 7, in main"
+    )
+    assert all(silent in each and waiting in each for each in errors), errors
+    assert all("error: ended by process 0 on " in each for each in errors[1:]), errors
 
 
 def train(run: Path, options: Options, *more: str) -> list[str]:

@@ -23,7 +23,7 @@ import os, pathlib, sys
 starts = pathlib.Path(sys.argv[1]) / "starts"
 with starts.open("a") as file:
     print(*sys.argv[2:], file=file)
-print("hosts: 0 = anna, 1 = berta", file=sys.stderr)
+print("hosts: none yet", "hosts: 0 = anna, 1 = berta", sep=chr(10), file=sys.stderr)
 print("kept", file=sys.stderr, flush=True)
 if len(starts.read_text().splitlines()) <= {deaths}:
     {death}
@@ -65,7 +65,7 @@ def test_a_death_is_reported_and_resumed(
     code, starts, said = run(tmp_path, death, deaths=1)
     assert code == 0 and starts == ["--resume", "--resume"]
     assert len(said) == 1 and said[0].startswith(line) and "2 left" in said[0]
-    assert capfd.readouterr().err == "hosts: 0 = anna, 1 = berta\nkept\n" * 2
+    assert capfd.readouterr().err == "hosts: none yet\nhosts: 0 = anna, 1 = berta\nkept\n" * 2
 
 
 def test_it_gives_up_after_the_allowed_restarts(tmp_path: Path) -> None:
