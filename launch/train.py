@@ -104,17 +104,16 @@ def train(
     console.print("\n".join(summarize(experiment, continuing)))
     checkpoints, (keep, best) = directory / CHECKPOINTS, (config.checkpoint.keep, config.checkpoint.best)
     with wandb_log(config, directory) as wandb, Checkpointer(checkpoints, keep, best, experiment.mesh) as saves:
-        train_step, probe_step = make_steps(experiment, reward_fn)
-        resumed = resume_from(experiment, saves, pipeline, train_step, costs) if continuing else None
-        start = resumed or start_new(experiment, evaluate, train_step, costs, long_phases)
+        steps = make_steps(experiment, reward_fn)
+        resumed = resume_from(experiment, saves, pipeline, steps, costs) if continuing else None
+        start = resumed or start_new(experiment, evaluate, steps, costs, long_phases)
         try:
             with open_logs(experiment, directory, start.step if continuing else None, signals, wandb) as logs:
                 report_start(experiment, logs, start, continuing, long_phases.found)
                 loop = TrainingLoop(
                     experiment=experiment,
                     start=start,
-                    train_step=train_step,
-                    probe_step=probe_step,
+                    steps=steps,
                     pipeline=pipeline,
                     evaluate=evaluate,
                     costs=costs,

@@ -38,9 +38,13 @@ TOKENS_PER_ROUND, MOST_ROUNDS = 2, 64
 class CostTable:
     """Measured rounds ("cells") of a run, saved to a file, and the seconds per round that follow from them.
 
-    Cells are measured at the start of a run, or later if its draft is untrained, and from then on before every probe. A
-    cell counts from its step on. A step is measured only once, so that a resumed run, or one that replays the cells of
-    another, chooses the same draft lengths.
+    Cells are measured once drafts may pay, or at the start of a run, and from then on before every probe. A cell counts
+    from its step on. A step is measured only once, so that a resumed run, or one that replays the cells of another,
+    chooses the same draft lengths.
+
+    Attributes:
+        cells: known cells.
+        used:  whether draft lengths are chosen by cells. Until then all are 0.
     """
 
     def __init__(self, experiment: Experiment, path: Path, cells: Sequence[Cell], replayed: bool) -> None:
@@ -51,7 +55,7 @@ class CostTable:
             cells:    cells that are known already.
             replayed: use only these cells and measure none.
         """
-        self.cells = list(cells)
+        self.cells, self.used = list(cells), False
         self._path, self._phases, self._lengths = path, experiment.phases, experiment.config.rollout.lengths
         self._mixture, self._schedule = experiment.networks.policy.mixture, experiment.config.draft_training
         self._timer = None if replayed else cell_timer(experiment)
@@ -61,15 +65,13 @@ class CostTable:
         in_file = processes.on_primary(
             lambda: [cell._asdict() for cell in (read_cells(self._path) if self._path.exists() else [])]
         )
+        self.used = bool(cells)
         later = [cell for cell in (Cell(**fields) for fields in in_file) if cell.step > step]
         self.cells = [*cells, *(cell for cell in later if cell not in cells)]
 
     def start(self, params: Params, later: bool, long_phases: LongPhases) -> np.ndarray:
-        """Return the seconds per round at step 1. later: `unmeasured` ones, unless the cells of step 0 are known.
-
-        Raises Stopped at a signal.
-        """
-        if not later or self._has_cells(0):
+        """Return the seconds per round at step 1. later: `unmeasured` ones. Raises Stopped at a signal."""
+        if not later:
             return self.update(params, 0, long_phases)
         if self._timer is not None:
             # Of an attempt that was killed before its first checkpoint.
@@ -88,7 +90,7 @@ class CostTable:
             # A resumed run knows cells that the run before measured later.
             return False
         if self._timer is None or self.cells:
-            return self._has_cells(step) or (probing and self._timer is not None)
+            return self.has_cells(step) or (probing and self._timer is not None)
         if not unused_draft_is_due(self._schedule, step - 1):
             return False
         return processes.agree(bool(could_pay(processes.fetch(drafting), self._lengths)))
@@ -100,8 +102,9 @@ class CostTable:
 
         long_phases: of a run that has not begun its steps. Raises Stopped at a signal.
         """
-        if self._timer is not None and not self._has_cells(step):
+        if self._timer is not None and not self.has_cells(step):
             self.cells += self._timer.measure(params, step, long_phases)
+        self.used = True
         # Another run may have measured its first cells later.
         first = min(cell.step for cell in self.cells)
         effective = [cell for cell in self.cells if cell.step <= max(step, first)]
@@ -115,7 +118,8 @@ class CostTable:
         seconds = processes.place(self.update(state.params, step), state.drafting.seconds.sharding)
         return replace(state.drafting, seconds=seconds)
 
-    def _has_cells(self, step: int) -> bool:
+    def has_cells(self, step: int) -> bool:
+        """Return whether cells of exactly this step are known."""
         return any(cell.step == step for cell in self.cells)
 
 

@@ -16,7 +16,7 @@ from launch.data.batches import PromptPipeline
 from launch.evaluation.sampler import Evaluate
 from launch.run.draft_monitor import explain_choice, report_speedup
 from launch.run.logs import RunLogs
-from launch.run.start import Start, checkpoint_extra
+from launch.run.start import Start, Steps, checkpoint_extra, compile_step
 from launch.run.step_timer import DispatchedStep
 from launch.setup.experiment import Experiment
 from specjax.asynchronous.step import AsynchronousStep, MixedVersions
@@ -24,7 +24,6 @@ from specjax.carry_over.groups import next_prompts
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
 from specjax.parallel.memory import peak_gib
-from specjax.train.timed_step import ProbeStep
 from specjax.train.train_step import StepResult
 from specjax.types import Prompts, TrainState
 
@@ -35,15 +34,13 @@ PROFILE = "profile"
 class TrainingLoop:
     """The remaining steps of a run, each with its evaluation, checkpoint and logs.
 
-    train_step: the compiled step. probe_step: the same step, timed stage by stage; None for an asynchronous run.
-    costs:      the costs by which draft lengths are chosen; None at a fixed draft length.
+    costs:       the costs by which draft lengths are chosen; None at a fixed draft length.
     long_phases: warm-up and distillation, which are kept until there is a checkpoint.
     """
 
     experiment: Experiment
     start: Start
-    train_step: Callable[[TrainState, Prompts], StepResult]
-    probe_step: ProbeStep | None
+    steps: Steps
     pipeline: PromptPipeline
     evaluate: Evaluate
     costs: CostTable | None
@@ -88,9 +85,10 @@ class TrainingLoop:
 
     def begin_ahead(self, state: TrainState) -> TrainState:
         """Return the state with the rollouts that an asynchronous run trains on first. A resumed run has them."""
-        if isinstance(self.train_step, AsynchronousStep):
+        step = self.steps.whole
+        if isinstance(step, AsynchronousStep):
             while len(state.ahead) < (self.experiment.config.asynchronous.lag or 0):
-                state = self.train_step.begin(state, self.next_prompts(state))
+                state = step.begin(state, self.next_prompts(state))
         return state
 
     def next_prompts(self, state: TrainState) -> Prompts:
@@ -101,18 +99,18 @@ class TrainingLoop:
 
     def take_step(self, number: int, state: TrainState) -> TrainState:
         """Take one step on the next prompts, and hand it to the logs."""
-        if state.carried is not None and not isinstance(self.train_step, AsynchronousStep):
+        if state.carried is not None and not isinstance(self.steps.whole, AsynchronousStep):
             # What goes on is a result of the whole step before.
             self.logs.timer.wait()
         start = time.perf_counter()
         prompts = self.next_prompts(state)
         trained = state.ahead[0].prompts if state.ahead else prompts
         data_s = time.perf_counter() - start
-        probing, step = self.is_probe(number), self.choose_step(number)
-        timed = step is not self.train_step
+        probing, timed = self.is_probe(number), self.is_probe(number) or self.is_probe(number + 1)
         if timed:
             self.logs.timer.finish()
         state = self.update_costs(number, state)
+        step = self.choose_step(number)
         # Without the measurement of costs.
         start = time.perf_counter() - (0.0 if timed else data_s)
         # Copied because the state is donated to the step.
@@ -137,18 +135,18 @@ class TrainingLoop:
         return state
 
     def is_probe(self, number: int) -> bool:
-        return self.probe_step is not None and is_due(number, self.experiment.config.probe_every)
+        return self.steps.probe is not None and is_due(number, self.experiment.config.probe_every)
 
     def choose_step(self, number: int) -> Callable[[TrainState, Prompts], StepResult]:
         """Return the probe, its rehearsal (in the step before a probe), or the compiled step.
 
         One rehearsal would be enough, but a resumed run must run the same programs as an uninterrupted one.
         """
-        if self.probe_step is not None and self.is_probe(number):
-            return self.probe_step
-        if self.probe_step is not None and self.is_probe(number + 1):
-            return self.probe_step.rehearse
-        return self.train_step
+        if self.steps.probe is not None and self.is_probe(number):
+            return self.steps.probe
+        if self.steps.probe is not None and self.is_probe(number + 1):
+            return self.steps.probe.rehearse
+        return self.steps.fused(self.costs)
 
     def update_costs(self, number: int, state: TrainState) -> TrainState:
         """Return the state, with new costs if they change at this step. Before a probe, explain the draft lengths."""
@@ -159,6 +157,9 @@ class TrainingLoop:
             self.logs.timer.finish()
             if not self.costs.cells:
                 console.print(f"step {number}: drafts may pay by now; measuring the costs of rounds ..")
+            if not self.costs.used:
+                # Compiles beside the rounds that are measured.
+                compile_step(self.experiment, self.steps.whole)
             drafting = self.costs.refresh(state, number)
         if probing:
             config = self.experiment.config.rollout

@@ -31,6 +31,23 @@ from specjax.types import Params, TrainState
 Step = TrainStep | AsynchronousStep
 
 
+class Steps(NamedTuple):
+    """The compiled step of a run, in its forms: called alike, with the same states, tokens and gradients.
+
+    whole: with all draft lengths.
+    plain: at draft length 0, as long as no other is chosen: compiled sooner. None if the whole step is needed at once.
+    probe: timed stage by stage. None for an asynchronous run.
+    """
+
+    whole: Step
+    plain: TrainStep | None
+    probe: ProbeStep | None
+
+    def fused(self, costs: CostTable | None) -> Step:
+        """Return the whole step, or the plain one while no costs are used."""
+        return self.whole if self.plain is None or costs is None or costs.used else self.plain
+
+
 class Start(NamedTuple):
     """Starting point of a run.
 
@@ -43,24 +60,27 @@ class Start(NamedTuple):
     accuracy_before: float | None
 
 
-def make_steps(experiment: Experiment, reward_fn: RewardFn) -> tuple[Step, ProbeStep | None]:
-    """Return the compiled step of a run, and the same step timed stage by stage; None for an asynchronous run."""
+def make_steps(experiment: Experiment, reward_fn: RewardFn) -> Steps:
+    """Return the steps of a run. Nothing is compiled yet."""
     networks, config = experiment.networks, experiment.config
     functions = networks.policy, networks.drafter, reward_fn, config, experiment.mesh
     stages = Stages(*functions, experiment.rollout_fn, experiment.loss_fn)
     if config.asynchronous.lag is not None:
-        return AsynchronousStep(stages, experiment.rollout_mesh), None
-    return TrainStep(stages), ProbeStep(stages)
+        return Steps(AsynchronousStep(stages, experiment.rollout_mesh), None, None)
+    several = len(config.rollout.lengths) > 1 and config.rollout.lengths[0] == 0
+    plain = TrainStep(replace(stages, first_length=True)) if several else None
+    return Steps(TrainStep(stages), plain, ProbeStep(stages))
 
 
 def start_new(
-    experiment: Experiment, evaluate: Evaluate, train_step: Step, costs: CostTable | None, long_phases: LongPhases
+    experiment: Experiment, evaluate: Evaluate, steps: Steps, costs: CostTable | None, long_phases: LongPhases
 ) -> Start:
     """Start a new run: warm up the policy and distil the draft as the recipe says. Raises Stopped at a signal.
 
     Meanwhile the programs of later phases compile, in the order in which they are needed.
     """
-    config, later = experiment.config, measures_costs_later(experiment)
+    config = experiment.config
+    later = costs is not None and measures_costs_later(experiment) and not costs.has_cells(0)
 
     def before_rl() -> Params:
         networks = experiment.networks
@@ -69,7 +89,7 @@ def start_new(
             generator.start_compiling(networks.params, first_drafter(experiment))
         if config.eval.every and (later or not config.rollout.draft_lengths):
             evaluate.start_compiling(networks.params, drafts=not later)
-        compile_step(experiment, train_step)
+        compile_step(experiment, steps.plain if later and steps.plain is not None else steps.whole)
         params = warm_up(experiment, long_phases)
         if generator is None:
             return params
@@ -86,7 +106,7 @@ def compile_step(experiment: Experiment, train_step: Step) -> None:
 
 
 def resume_from(
-    experiment: Experiment, saves: Checkpointer, pipeline: PromptPipeline, train_step: Step, costs: CostTable | None
+    experiment: Experiment, saves: Checkpointer, pipeline: PromptPipeline, steps: Steps, costs: CostTable | None
 ) -> Start:
     """Continue from the newest checkpoint; restore `pipeline` and `costs`. Frees the networks of `experiment`.
 
@@ -114,7 +134,7 @@ def resume_from(
     if costs is not None:
         costs.resume([Cell(*cell) for cell in checkpoint.extra["cost_cells"]], checkpoint.step)
     state = replace(checkpoint.state, params=replace(checkpoint.state.params, base=params.base))
-    compile_step(experiment, train_step)
+    compile_step(experiment, steps.fused(costs))
     return Start(state, checkpoint.step, checkpoint.extra["accuracy_before"])
 
 

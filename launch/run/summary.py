@@ -89,10 +89,10 @@ def _how_it_drafts(experiment: Experiment, continuing: bool) -> str:
         return f"every round drafts {several} tokens{in_vain if untrained else ''}"
     begins = ""
     if lengths[0] == 0 and not continuing:
-        measures = "measures costs, then " * (experiment.config.cost_table is None)
-        begins = f"; {measures}begins without, while the first step measures acceptance"
-    if not continuing and measures_costs_later(experiment) and experiment.config.cost_table is None:
-        begins = "; begins without, and measures costs once predicted acceptance is high enough that drafts may pay"
+        given, later = experiment.config.cost_table is not None, measures_costs_later(experiment)
+        begins = "; begins without, while the first step measures acceptance"
+        if not given:
+            begins += ", and measures costs once drafts may pay" if later else "; measures costs before it"
     advice = f"; {advice} (minutes follow after the second step)" if untrained else ""
     return f"drafts one of {several} tokens, whichever is fastest by measured costs and acceptance{begins}{advice}"
 
@@ -104,12 +104,15 @@ def is_untrained(experiment: Experiment) -> bool:
 
 
 def measures_costs_later(experiment: Experiment) -> bool:
-    """Return whether a new run takes its first steps without drafts, before it measures the costs of rounds.
+    """Return whether a new run takes its first steps without drafts, and costs of rounds are measured or read later.
 
-    An asynchronous run measures at its start: later, rollouts are under way on the devices that are timed.
+    The first step has no acceptance to weigh costs with. An asynchronous run measures at its start: later, rollouts are
+    under way on the devices that are timed. A trained draft begins with costs that are given.
     """
     config = experiment.config
-    return is_untrained(experiment) and config.rollout.lengths[0] == 0 and config.asynchronous.lag is None
+    if config.cost_table is not None and not is_untrained(experiment):
+        return False
+    return config.rollout.lengths[0] == 0 and config.asynchronous.lag is None
 
 
 def offered_steps(experiment: Experiment) -> int:

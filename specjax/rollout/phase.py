@@ -72,12 +72,12 @@ class PhaseRun:
         )
 
     def _decode(self, state: RoundState, stop: StopCondition) -> tuple[RoundState, Array]:
-        """Run rounds at the phase's draft length. That is a traced index, so each length has its branch."""
-        config = self.decoding.config
-        if len(config.lengths) == 1:
-            return rounds(self.decoding, state, config.lengths[0], stop)
-        branches = [lambda carry, k=k: rounds(self.decoding, carry[0], k, stop) for k in config.lengths]
-        return kernels.switch(config.length_index(self.number), branches, (state, jnp.int32(0)))
+        """Run rounds at the phase's draft length. Where that is a traced index, each length has its branch."""
+        lengths, index = self.decoding.config.lengths, self.decoding.config.length_index(self.number)
+        if isinstance(index, int):
+            return rounds(self.decoding, state, lengths[index], stop)
+        branches = [lambda carry, k=k: rounds(self.decoding, carry[0], k, stop) for k in lengths]
+        return kernels.switch(index, branches, (state, jnp.int32(0)))
 
     def _admit(self, carry: Carry) -> Carry:
         rows = admission(self.decoding.config, self.phase.slots)[0]

@@ -99,16 +99,17 @@ class ChosenConfig(RolloutConfig):
     """Rollout options with the draft length of each phase filled in (`choose_lengths`).
 
     chosen: int32 [phases], an index into `lengths` for each phase that `lay_out` returns. It may be traced, so that
-            another choice needs no other program.
+            another choice needs no other program. Or one index for all phases: rounds of other draft lengths are then
+            not compiled.
     """
 
-    chosen: Int[Array, "phases"] = field(kw_only=True)
+    chosen: Int[Array, "phases"] | int = field(kw_only=True)
 
-    def length_index(self, phase: int) -> Int[Array, ""]:
-        return self.chosen[phase]
+    def length_index(self, phase: int) -> Int[Array, ""] | int:
+        return self.chosen if isinstance(self.chosen, int) else self.chosen[phase]
 
 
-def choose_lengths(config: RolloutConfig, chosen: Int[Array, "phases"] | None) -> RolloutConfig:
+def choose_lengths(config: RolloutConfig, chosen: Int[Array, "phases"] | int | None) -> RolloutConfig:
     """Return the options with these draft lengths filled in; unchanged if `chosen` is None."""
     if chosen is None:
         return config
@@ -136,8 +137,9 @@ def lay_out(config: RolloutConfig, sequences: int, prompt_width: int) -> tuple[P
     laid = {(min(slots, sequences), min(window, longest)) for slots, window in listed if window >= prompt_width}
     laid |= {(min(slots, sequences), longest) for slots, _ in listed}
     phases = tuple(Phase(slots, window) for slots, window in sorted(laid, key=lambda phase: (-phase[0], phase[1])))
-    if isinstance(config, ChosenConfig) and config.chosen.shape != (len(phases),):
-        raise ValueError(f"chosen: of shape {config.chosen.shape}, must be {(len(phases),)}, an index for each phase")
+    chosen = config.chosen if isinstance(config, ChosenConfig) else 0
+    if not isinstance(chosen, int) and chosen.shape != (len(phases),):
+        raise ValueError(f"chosen: of shape {chosen.shape}, must be {(len(phases),)}, an index for each phase")
     return phases
 
 

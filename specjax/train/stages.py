@@ -16,6 +16,7 @@ from specjax.drafters import Drafter
 from specjax.parallel.mesh import batch_shards
 from specjax.rewards import RewardFn
 from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
+from specjax.rollout.plan import choose_lengths
 from specjax.rollout.speculative import speculative_rollout
 from specjax.train.advantage import group_advantages, token_advantages, zero_variance
 from specjax.train.batch import ScoredSequences, Sequences, TrainBatch, join_completions
@@ -56,6 +57,8 @@ class Stages:
     loss_fn: LossFn = policy_loss
     # Rollouts are those of earlier networks, so that they differ from training for no fault.
     lagging: bool = False
+    # All phases run at the first draft length. Others are not compiled.
+    first_length: bool = False
 
     @property
     def loss_context(self) -> LossContext:
@@ -77,8 +80,10 @@ class Stages:
         return prepare(self.policy, self.drafter, params)
 
     def choose(self, state: TrainState) -> Choice:
-        """Return the draft length of each phase, as an index; None where there is only one."""
-        return None if state.drafting is None else choose(state.drafting, self.config.rollout.lengths)
+        """Return the draft length of each phase, as an index; None where nothing is to be chosen."""
+        if state.drafting is None or self.first_length:
+            return None
+        return choose(state.drafting, self.config.rollout.lengths)
 
     @jax.named_scope("generate")
     def generate(
@@ -97,7 +102,8 @@ class Stages:
         version: number of updates that the policy has seen; None: as many as `step`.
         """
         rollout_fn = self.rollout_fn if carried is None else carry_over_fn(self.rollout_fn)
-        generate = per_shard(rollout_fn, self.policy, self.drafter, self.config.rollout, self.mesh)
+        config = choose_lengths(self.config.rollout, 0 if self.first_length else None)
+        generate = per_shard(rollout_fn, self.policy, self.drafter, config, self.mesh)
         if carried is not None:
             generate = carry_over(generate, carried, step if version is None else version)
         return generate(params, prompts, (jnp.int32(self.config.seed), step), chosen)

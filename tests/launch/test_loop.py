@@ -16,7 +16,7 @@ from configs.tiny import config as tiny
 from launch.cli.errors import RunStopped
 from launch.run.logs import RunLogs, check_lag
 from launch.run.loop import TrainingLoop
-from launch.run.start import Start
+from launch.run.start import Start, Steps
 from launch.run.step_timer import DispatchedStep, StepTimer
 from specjax.asynchronous.step import MixedVersions
 from specjax.parallel.mesh import MeshConfig, make_mesh
@@ -73,8 +73,7 @@ class Recorder:
         self.loop = TrainingLoop(
             fakes.experiment,
             Start(state, start_step, None),
-            self._step("train"),
-            probe,
+            Steps(self._step("train"), None, probe),
             Prompts(),  # pyright: ignore[reportArgumentType]
             self._evaluate,
             unused,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,7 +94,7 @@ def test_drafted_tokens_do_not_depend_on_the_plan(drafted: Rollout, plan: str):
 
 @pytest.mark.parametrize("plan", [pytest.param("shrinking", marks=pytest.mark.slow), "all"])
 def test_coupled_tokens_do_not_depend_on_chosen_lengths(plain: Rollout, plan: str):
-    """One program serves all choices. In some, drafting starts, stops and starts again."""
+    """One program serves all choices. In some, drafting starts, stops and starts again. One index leaves its loop."""
     options = config(draft_lengths=(0, 2), **PLANS[plan])
     phases = len(lay_out(options, SEQUENCES, WORLD.batch.tokens.shape[1]))
     program = WORLD.program("eagle3", options)
@@ -104,6 +105,15 @@ def test_coupled_tokens_do_not_depend_on_chosen_lengths(plain: Rollout, plan: st
         assert (np.asarray(rollout.drafted).sum() > 0) == (max(pattern) > 0)
         trips.add(int(np.sum(rollout.loop_rounds)))
     assert program._cache_size() == 1 and len(trips) > 1
+    undrafted = program(WORLD.params("random"), WORLD.batch, RUN, jnp.zeros(phases, jnp.int32))
+    alone = choose_lengths(options, 0)
+    chex.assert_trees_all_equal(WORLD.rollout("eagle3", "random", alone, RUN), undrafted)
+    arguments = WORLD.params("random"), WORLD.batch, RUN
+    loops = [
+        str(jax.make_jaxpr(program)(*arguments, jnp.zeros(phases, jnp.int32))).count(" while["),
+        str(jax.make_jaxpr(WORLD.program("eagle3", alone))(*arguments)).count(" while["),
+    ]
+    assert loops[0] - loops[1] == phases
 
 
 @pytest.mark.slow
