@@ -19,6 +19,7 @@ from specjax.rewards import HostReward, host_reward
 from specjax.rollout.generate import make_generate
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
+from specjax.rollout.stop_strings import StopStrings, Vocabulary
 from specjax.sampling import SamplingLaw
 from specjax.train.advantage import AdvantageConfig
 from specjax.train.config import TrainConfig
@@ -65,9 +66,11 @@ __all__ = [
     "SelectionConfig",
     "StagedStep",
     "Stages",
+    "StopStrings",
     "TrainConfig",
     "TrainState",
     "UpdateConfig",
+    "Vocabulary",
     "carry_over_rollout",
     "HostReward",
     "host_reward",

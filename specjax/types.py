@@ -238,9 +238,9 @@ class Rollout:
     `tokens` and `lengths`.
 
     Attributes:
-        tokens:        int32 [R, C], the completion, stop token included; zero from `lengths` on.
+        tokens:        int32 [R, C], the completion with what ends it; zero from `lengths` on.
         lengths:       int32 [R], 0 .. C.
-        stopped:       bool [R], ended by a stop token (False: by the length budget, or not yet).
+        stopped:       bool [R], ended by a stop token or string (False: by the length budget, or not yet).
         law:           float32 [R, C], log-prob of each token under the processed law it was drawn from.
         full:          float32 [R, C], log-prob under temperature alone, which ratios and KL use.
         drafted:       int32 [R, K], number of drafts whose token at position i could be emitted.

@@ -1,7 +1,7 @@
 """Small policies for tests, one of them small enough to enumerate, with drafters of every quality."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from specjax.drafters import (
 from specjax.keys import SeedStep
 from specjax.rollout.plan import RolloutConfig, choose_lengths
 from specjax.rollout.speculative import speculative_rollout
+from specjax.rollout.stop_strings import StopStrings, Vocabulary
 from specjax.sampling import SamplingLaw
 from specjax.testing.drafters import PolicyDrafter, TableDrafter
 from specjax.types import Params, Policy, PolicyOutput, Prompts, PyTree, Rollout
@@ -39,7 +40,8 @@ class World:
     """A policy with its parameters, its prompts, and its drafters by name.
 
     The parameters are random. `scale` enlarges them, so that the policy's distributions depend on the context. The
-    vocabulary of `eagle3 reduced` lacks every third token.
+    vocabulary of `eagle3 reduced` lacks every third token. Token t has the text `texts[t % len(texts)]`. Of
+    `strings`, some begin and end inside tokens.
     """
 
     vocab: int
@@ -49,6 +51,8 @@ class World:
     scale: float
     prompts: tuple[tuple[int, ...], ...]
     stops: tuple[int, ...]
+    texts: tuple[str, ...]
+    strings: tuple[str, ...]
 
     @functools.cached_property
     def config(self) -> DecoderConfig:
@@ -65,6 +69,17 @@ class World:
         return dict(
             hidden_size=self.hidden, intermediate_size=8, num_heads=2, num_kv_heads=1, head_dim=self.hidden // 3
         )
+
+    @functools.cached_property
+    def stop_strings(self) -> StopStrings:
+        return StopStrings(self.strings, Vocabulary([self.text([token]).encode() for token in range(self.vocab)]))
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return "".join(self.texts[token % len(self.texts)] for token in tokens)
+
+    def ends(self, tokens: Sequence[int]) -> bool:
+        """Return whether the text of the tokens has a stop string."""
+        return any(string in self.text(tokens) for string in self.strings)
 
     @functools.cached_property
     def policy(self) -> Policy:
@@ -269,7 +284,17 @@ def distilled(
     return jax.lax.scan(step, (params.draft, optimiser.init(params.draft)), length=steps)[0][0]
 
 
-ENUMERABLE = World(vocab=5, layers=1, hidden=6, seed=305, scale=1.2, prompts=((3, 1),), stops=(2, 3, 4))
+ENUMERABLE = World(
+    vocab=5,
+    layers=1,
+    hidden=6,
+    seed=305,
+    scale=1.2,
+    prompts=((3, 1),),
+    stops=(2, 3, 4),
+    texts=("ab", "ca", "", "", ""),
+    strings=("bc",),
+)
 WANDERING = World(
     vocab=23,
     layers=2,
@@ -278,4 +303,6 @@ WANDERING = World(
     scale=1.3,
     prompts=((4,), (7, 1, 19), (2, 2), (22, 0, 5, 9), (11, 3), (8, 16, 13)),
     stops=(3, 10, 17),
+    texts=("a", "b", "ab", "ba", ""),
+    strings=("bbab", "aaaba"),
 )

@@ -27,7 +27,8 @@ class RolloutOptions(RolloutConfig):
 
     Attributes:
         stop_tokens: More stop tokens: ids, or texts of one token each.
-        replace_stop_tokens: End completions only at stop_tokens.
+        stop_strings: Texts that end a completion, wherever they begin and end in its tokens.
+        replace_stop_tokens: End completions only at stop_tokens and stop_strings.
         function: Your own rollout function, as package.module:name. None: speculative_rollout.
     """
 

@@ -27,7 +27,8 @@ SYNONYMS = {
     "num-return-sequences",
     "--rollout.max-new-tokens": "max-completion-length max-response-length response-length max-tokens max-length "
     "max-total-sequence-length generate-max-len max-model-len",
-    "--rollout.stop-tokens": "stop stop-strings stop-token-ids eos-token-id",
+    "--rollout.stop-tokens": "stop stop-token-ids eos-token-id",
+    "--rollout.stop-strings": "stop stop-sequences stop-words until",
     "--data.prompts": "batch-size train-batch-size global-batch-size train-global-batch-size rollout-batch-size "
     "per-device-train-batch-size num-prompts-per-step",
     "--data.max-prompt-tokens": "max-prompt-length max-input-length prompt-max-len",

@@ -18,7 +18,7 @@ _NETWORKS = (
     *("mesh", "model.path", "model.family", "model.feature_layers", "model.dtype", "model.param_dtype"),
     *("lora", "draft.kind", "draft.path", "draft.vocab_size", "draft.mtp_convention", "draft.lookup"),
     *("rollout.draft_length", "rollout.draft_lengths", "rollout.max_new_tokens", "rollout.stop_tokens"),
-    "rollout.replace_stop_tokens",
+    *("rollout.stop_strings", "rollout.replace_stop_tokens"),
 )
 # The problems are needed because a draft's vocabulary is chosen from them.
 _PROBLEMS = (

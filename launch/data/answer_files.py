@@ -3,7 +3,7 @@
 A file has any format of launch.data.records. Its records have the fields
 
     prompt    as in the data, before instruction and chat format.
-    response  text: the answer. A stop token is appended to it unless it ends with one.
+    response  text: the answer. A stop token is appended to it unless it ends with one, or with a stop string.
     tokens    optional: token ids of the answer, including its stop token if it has one. Used instead of `response`,
               because tokenizing the text may not give the generated tokens back.
 
@@ -23,6 +23,7 @@ from launch.data.problems import Problem
 from launch.data.prompts import CALLS, prompt_fields, read_message, read_prompt, with_tool_calls
 from launch.data.records import read_records
 from launch.data.responses import Answers
+from launch.data.stop_strings import until_stop
 from launch.data.tokenizers import Tokenizer
 
 # Names of roles in conversations of `from` and `value`.
@@ -45,8 +46,8 @@ def load_answers(
 ) -> tuple[Answers, list[str]]:
     """Read a file of answers. Return them, and a line for each reason for which answers were left out or cut.
 
-    Answers are cut after their first stop token, and to `max_new_tokens` tokens. Raises ConfigError for an invalid
-    record, naming file and line, and if no answer is left.
+    Answers are cut after their first stop token or stop string, and to `max_new_tokens` tokens. Raises ConfigError for
+    an invalid record, naming file and line, and if no answer is left.
     """
     rows: list[tuple[list[int], list[int]]] = []
     counts, total = Counter[str](), 0
@@ -56,12 +57,12 @@ def load_answers(
             counts["responses dropped: they call tools, which only the chat template can write as text"] += 1
             continue
         answer = _answer(turn, tokenizer, vocab_size, where)
-        answer, after_stop = _until_stop(answer, tokenizer.stop_tokens)
+        answer, after_stop = until_stop(answer, tokenizer)
         if not {*answer} - {*tokenizer.stop_tokens}:
             counts["responses dropped: empty"] += 1
             continue
         if tokenizer.decode(after_stop).strip():
-            counts["responses cut at a stop token within them"] += 1
+            counts["responses cut at a stop token or stop string within them"] += 1
         has_prompt = not _is_blank(field_value(turn, "prompt", where))
         prompt = tokenizer.chat(read_prompt(turn, "prompt", where)) if has_prompt else []
         check_ids([*prompt, *answer], vocab_size, where)
@@ -129,9 +130,3 @@ def _answer(turn: dict[str, Any], tokenizer: Tokenizer, vocab_size: int, where: 
     if not isinstance(ids, list) or not all(type(x) is int and 0 <= x < vocab_size for x in ids):
         raise ConfigError(f"{where}: field 'tokens' must be a list of token ids below {vocab_size}")
     return ids
-
-
-def _until_stop(ids: list[int], stop_tokens: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Return the ids up to the first stop token, with it, and the ids after it."""
-    end = next((index + 1 for index, token in enumerate(ids) if token in stop_tokens), len(ids))
-    return ids[:end], ids[end:]

@@ -9,7 +9,9 @@ from launch.cli.errors import ConfigError
 from launch.data.batches import check_ids, pad, padded_length
 from launch.data.problems import Problem
 from launch.data.prompts import prompt_text
+from launch.data.stop_strings import until_stop
 from launch.data.tokenizers import Tokenizer
+from specjax.options import show
 from specjax.parallel import processes
 from specjax.train.batch import Sequences
 from specjax.types import Prompts, Rollout
@@ -92,11 +94,12 @@ def join_answers(parts: Sequence[Answers]) -> Answers:
 
 
 def worked_solutions(problems: Sequence[Problem], tokenizer: Tokenizer, length: int, vocab_size: int) -> Answers:
-    """Return the solutions of the problems as answers, each ended by a stop token.
+    """Return the solutions of the problems as answers, each ended by a stop token or stop string.
 
     length: most tokens of a prompt with its solution. Rows are padded as far as the longest needs.
 
-    Raises ConfigError if a problem has no solution, does not fit, or has an id outside the policy's vocabulary.
+    Raises ConfigError if a problem has no solution, does not fit, or has an id outside the policy's vocabulary, and for
+    a solution that goes on after its end.
     """
     pairs: list[tuple[list[int], list[int]]] = []
     for index, problem in enumerate(problems):
@@ -104,7 +107,12 @@ def worked_solutions(problems: Sequence[Problem], tokenizer: Tokenizer, length: 
             text = prompt_text(problem.prompt)[:60]
             raise ConfigError(f"warmup.steps: must be 0, because problem {index} has no worked solution: {text!r}")
         prompt = tokenizer.chat(problem.prompt)
-        solution = [*tokenizer.encode(problem.solution), tokenizer.stop_tokens[0]]
+        solution, after_stop = until_stop([*tokenizer.encode(problem.solution), tokenizer.stop_tokens[0]], tokenizer)
+        if tokenizer.decode(after_stop).strip():
+            raise ConfigError(
+                f"rollout.stop_strings = {tokenizer.stop_strings}: end the solution of problem {index} before "
+                f"{show(tokenizer.decode(after_stop))!r}; must not stand within solutions"
+            )
         needed = len(prompt) + len(solution)
         if needed > length:
             raise ConfigError(

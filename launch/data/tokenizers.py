@@ -49,6 +49,9 @@ class Tokenizer(Protocol):
     stop_tokens: tuple[int, ...]
     """Ids that end a completion. The first is appended to answers that models are trained on."""
 
+    stop_strings: tuple[str, ...]
+    """Texts that end a completion. `build_tokenizer` gives them the automaton that finds them in tokens."""
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without added special tokens."""
         ...
@@ -76,6 +79,7 @@ class ByteTokenizer:
     def __init__(self, instruction: str = "{prompt}") -> None:
         self._instruction = _checked(instruction)
         self.stop_tokens: tuple[int, ...] = (256,)
+        self.stop_strings: tuple[str, ...] = ()
 
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
@@ -97,6 +101,7 @@ class CharacterTokenizer:
         self._alphabet, self._instruction = alphabet, _checked(instruction)
         self.vocab_size = len(alphabet) + 1
         self.stop_tokens: tuple[int, ...] = (len(alphabet),)
+        self.stop_strings: tuple[str, ...] = ()
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text. Raises ConfigError for a character outside the alphabet."""
@@ -116,7 +121,7 @@ class HuggingFaceTokenizer:
     """Tokenizer of a Hugging Face checkpoint, with its chat template if it has one.
 
     The stop tokens are the tokenizer's end-of-sequence token and any in `generation_config.json` and `config.json`.
-    There may be none.
+    There may be none. The stop strings are those in `generation_config.json`.
 
     Args:
         directory:       directory in Hugging Face layout, or a name on the hub.
@@ -155,6 +160,7 @@ class HuggingFaceTokenizer:
         self._directory, self._skips_special = directory, not keep_special_tokens
         self._warned = set[str]()
         self.stop_tokens: tuple[int, ...] = _stop_tokens(self._tokenizer, local)
+        self.stop_strings = _listed_strings(local / "generation_config.json")
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
@@ -162,11 +168,17 @@ class HuggingFaceTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         # Skip stop tokens here: the ones in generation_config.json may not be special tokens of the tokenizer.
         text_ids = [i for i in ids if 0 <= i < self.vocab_size and i not in self.stop_tokens]
-        return self._tokenizer.decode(text_ids, skip_special_tokens=self._skips_special)
+        # Clean-up would take spaces away that the policy wrote.
+        options = {"skip_special_tokens": self._skips_special, "clean_up_tokenization_spaces": False}
+        return self._tokenizer.decode(text_ids, **options)
 
     def with_special_tokens(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` with all special tokens, for people to read."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
+
+    def piece(self, token: int) -> str:
+        """Return a token as the vocabulary writes it; "" for an id without a token."""
+        return self._tokenizer.convert_ids_to_tokens(token) or ""
 
     def cut_tokens(self) -> list[str]:
         """Return the tokens that are never in decoded text: stop tokens, and special tokens unless they are kept."""
@@ -331,19 +343,32 @@ def _stop_tokens(tokenizer: Any, directory: Path) -> tuple[int, ...]:
     """Return the ids that end a completion: first the tokenizer's, then those in the model's files."""
     ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     for path in (directory / "generation_config.json", directory / "config.json"):
-        ids += _listed_stops(path) if path.exists() else []
+        ids += _listed_stops(path)
     return tuple(dict.fromkeys(ids))
 
 
 def _listed_stops(path: Path) -> list[int]:
-    try:
-        eos = read_json(path).get("eos_token_id")
-    except ValueError as error:
-        raise ConfigError(f"model.path = {path.parent}: {error}") from None
+    eos = _field(path, "eos_token_id")
     ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if not all(type(token) is int and token >= 0 for token in ids):
         raise ConfigError(f"model.path = {path.parent}: eos_token_id = {eos!r} in {path.name}: must be token ids")
     return ids
+
+
+def _listed_strings(path: Path) -> tuple[str, ...]:
+    stops = _field(path, "stop_strings")
+    texts = [stops] if isinstance(stops, str) else stops or []
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise ConfigError(f"model.path = {path.parent}: stop_strings = {stops!r} in {path.name}: must be texts")
+    return tuple(dict.fromkeys(texts))
+
+
+def _field(path: Path, name: str) -> Any:
+    """Return a field of a model's JSON file; None without it."""
+    try:
+        return read_json(path).get(name) if path.exists() else None
+    except ValueError as error:
+        raise ConfigError(f"model.path = {path.parent}: {error}") from None
 
 
 def copy_tokenizer(source: Path, out: Path) -> None:
@@ -353,11 +378,14 @@ def copy_tokenizer(source: Path, out: Path) -> None:
             shutil.copyfile(source / name, out / name)
 
 
-def state_stop_tokens(directory: Path, stop_tokens: Sequence[int]) -> None:
-    """Let a model's files name exactly these stop tokens. Files that name them already keep their bytes."""
+def state_stops(directory: Path, stop_tokens: Sequence[int], stop_strings: Sequence[str]) -> None:
+    """Let a model's files name exactly these stops. Files that name them already keep their bytes."""
     generation, config = directory / "generation_config.json", directory / "config.json"
-    if not generation.exists() or set(_listed_stops(generation)) != set(stop_tokens):
+    listed = set(_listed_stops(generation)), set(_listed_strings(generation))
+    if listed != (set(stop_tokens), set(stop_strings)):
         fields = read_json(generation) if generation.exists() else {}
-        write_json(generation, fields | {"eos_token_id": list(stop_tokens)})
+        fields.pop("stop_strings", None)
+        strings = {"stop_strings": list(stop_strings)} if stop_strings else {}
+        write_json(generation, fields | {"eos_token_id": list(stop_tokens)} | strings)
     if not set(_listed_stops(config)) <= set(stop_tokens):
         write_json(config, read_json(config) | {"eos_token_id": list(stop_tokens)})

@@ -6,7 +6,7 @@ from pathlib import Path
 from launch.cli.console import console
 from launch.cli.errors import ConfigError
 from launch.data.hub import checkpoint_directory
-from launch.data.tokenizers import copy_tokenizer, state_stop_tokens
+from launch.data.tokenizers import copy_tokenizer, state_stops
 from launch.distillation.acceptance import HeldOutAcceptance
 from launch.setup.adapters import merged_policy
 from launch.setup.drafts.base import Draft, PublicLayout
@@ -86,7 +86,7 @@ def remove_written(out: Path, dialect: Dialect | None) -> None:
 def write_policy(
     directory: Path, experiment: Experiment, params: Params, mtp: MTPHead | None, dtype: Dtype | None = None
 ) -> None:
-    """Write a policy in Hugging Face layout, with its tokenizer and the stop tokens of the run.
+    """Write a policy in Hugging Face layout, with its tokenizer and what ends a completion in the run.
 
     Fields of model.path's config.json that do not describe the network's shape are kept. Adapters are added to their
     kernels; a line says how many of the updates are too small for the dtype.
@@ -112,7 +112,8 @@ def write_policy(
     save_policy(directory, policy, decoder, carried, mtp=mtp)
     if source is not None:
         copy_tokenizer(source, directory)
-    processes.on_primary(lambda: state_stop_tokens(directory, experiment.tokenizer.stop_tokens))
+    tokenizer = experiment.tokenizer
+    processes.on_primary(lambda: state_stops(directory, tokenizer.stop_tokens, tokenizer.stop_strings))
 
 
 def made_for_distillation(

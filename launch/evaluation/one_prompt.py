@@ -13,6 +13,7 @@ from launch.cli.progress import Progress
 from launch.data.batches import fixed_batches
 from launch.data.problems import Problem
 from launch.data.prompts import Prompt
+from launch.data.stop_strings import before_stop
 from launch.data.tokenizers import HuggingFaceTokenizer, Tokenizer
 from launch.evaluation.sampler import Sampler
 from launch.evaluation.streaming import stream_rounds
@@ -20,6 +21,7 @@ from launch.setup.experiment import Experiment
 from launch.setup.memory import check_rollout
 from specjax.parallel import processes
 from specjax.parallel.mesh import batch_shards
+from specjax.rollout.plan import RolloutConfig
 from specjax.train.metrics import rollout_metrics
 from specjax.types import Params, Prompts
 
@@ -35,7 +37,7 @@ def as_asked(problem: Problem, tokenizer: Tokenizer) -> str:
 def answer_prompt(
     experiment: Experiment, params: Params, prompt: Prompt, samples: int, show: Callable[[str], None]
 ) -> str:
-    """Show `samples` answers as text. Return one line on their speed and how they ended.
+    """Show `samples` answers as text, without a stop string. Return one line on their speed and how they ended.
 
     A single answer is shown while it is generated, unless the run has its own rollout function.
 
@@ -58,13 +60,11 @@ def answer_prompt(
     # Later rows belong to filler prompts, which pad the batch to a multiple of the data shards.
     tokens, lengths, stopped = processes.fetch((rollout.tokens, rollout.lengths, rollout.stopped))
     for row, length in zip(tokens[:samples].tolist(), lengths[:samples].tolist(), strict=True):
-        show(experiment.tokenizer.decode(row[:length]) + "\n\n")
+        show(before_stop(experiment.tokenizer.decode(row[:length]), config.rollout.stop_strings) + "\n\n")
     metrics = rollout_metrics(rollout)
     cut = samples - int(np.sum(stopped[:samples]))
-    ending = f"{cut} of {samples} answers cut off at rollout.max_new_tokens = {config.rollout.max_new_tokens}"
-    return _summary(
-        float(metrics["rollout/tokens"]), seconds, float(metrics["rollout/acceptance_length"]), ending if cut else None
-    )
+    ending = _ending(config.rollout, f"{cut} of {samples} answers " if cut else None)
+    return _summary(float(metrics["rollout/tokens"]), seconds, float(metrics["rollout/acceptance_length"]), ending)
 
 
 def _stream(
@@ -72,24 +72,35 @@ def _stream(
 ) -> str:
     """Show one answer piece by piece. Return its summary."""
     clock, start, shown, state = CompileClock(), time.perf_counter(), "", None
+    stop_strings = sampler.rollout.stop_strings
+    held = max(map(len, stop_strings), default=1) - 1
     for state in stream_rounds(experiment, params, prompts, sampler.noise, sampler.rollout):
         text = experiment.tokenizer.decode(processes.fetch(state.tokens[0])[: int(state.emitted[0])].tolist())
+        text = before_stop(text, stop_strings)
         done = bool(state.done[0])
-        # Hold back an incomplete character and trailing space: the next tokens may change them.
-        settled = text if done else text.rstrip("\N{REPLACEMENT CHARACTER}").rstrip()
+        # Hold back an incomplete character, trailing space and what may begin a stop string: the next tokens may change
+        # them.
+        settled = text if done else text.rstrip("\N{REPLACEMENT CHARACTER}")[: -held or None].rstrip()
         if done or settled.startswith(shown):
             show(settled[len(os.path.commonprefix([shown, settled])) :])
             shown = settled
     show("\n\n")
     assert state is not None
     seconds, tokens, rounds = time.perf_counter() - start - clock.lap(), int(state.emitted[0]), int(state.row_rounds[0])
-    cut = None if bool(state.stopped[0]) else f"cut off at rollout.max_new_tokens = {sampler.rollout.max_new_tokens}"
+    ending = _ending(sampler.rollout, None if bool(state.stopped[0]) else "")
     # The first token comes from the prefill of the prompt.
-    return _summary(tokens, seconds, (tokens - 1) / rounds if rounds else math.nan, cut)
+    return _summary(tokens, seconds, (tokens - 1) / rounds if rounds else math.nan, ending)
 
 
-def _summary(tokens: float, seconds: float, acceptance_length: float, cut: str | None) -> str:
+def _ending(rollout: RolloutConfig, cut: str | None) -> str:
+    """Return how answers ended. cut: which of them were cut off; None if none was."""
+    if cut is not None:
+        return f"{cut}cut off at rollout.max_new_tokens = {rollout.max_new_tokens}"
+    return "ended by a stop token" + " or a stop string" * bool(rollout.stop_strings)
+
+
+def _summary(tokens: float, seconds: float, acceptance_length: float, ending: str) -> str:
     parts = [f"{tokens:.0f} tokens in {seconds:.2f} s ({tokens / seconds:.0f} tokens/s)"]
     if not math.isnan(acceptance_length):  # NaN for a completion of one token, which needs no verification
         parts.append(f"acceptance length {acceptance_length:.2f}")
-    return ", ".join([*parts, cut or "ended by a stop token"])
+    return ", ".join([*parts, ending])

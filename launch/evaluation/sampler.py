@@ -19,6 +19,8 @@ from specjax.keys import seed_step
 from specjax.parallel import processes
 from specjax.rewards import RewardFn, compiled_reward
 from specjax.rollout.generate import make_generate, place
+from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.stop_strings import FOUND
 from specjax.types import Params, Prompts, Rollout, TrainState
 
 # Step that keys the noise of evaluation. Training steps are not negative, so they never use it.
@@ -32,7 +34,7 @@ class Sampled(NamedTuple):
         ids:     int32 [R], prompt ids.
         tokens:  int32 [R, C].
         lengths: int32 [R], completion lengths.
-        stopped: bool [R], True if a stop token ended the completion.
+        stopped: bool [R], True if a stop token or stop string ended the completion.
         rounds:  int32 [R], verifications.
         value:   float32 [R], reward; NaN where scoring failed.
         correct: bool [R], False where scoring failed.
@@ -69,7 +71,7 @@ class Sampler:
         # Evaluate the policy that is trained, not an 8-bit copy of it for rollouts.
         policy = replace(experiment.networks.policy, eight_bit=None, merged=False)
         self._generate = make_generate(policy, drafter, self.rollout, experiment.mesh, experiment.rollout_fn)
-        self._samples, self._mesh, self._stop_tokens = samples, experiment.mesh, experiment.tokenizer.stop_tokens
+        self._samples, self._mesh = samples, experiment.mesh
         self.noise = seed_step(experiment.config.seed, step)
         self._compile_clock = CompileClock()
 
@@ -83,7 +85,7 @@ class Sampler:
         start = time.perf_counter()
         rollout = jax.block_until_ready(self._generate(self._read(params), prompts, self.noise))
         seconds = time.perf_counter() - start - self._compile_clock.lap()
-        return with_defaults(rollout, self._stop_tokens), seconds
+        return with_defaults(rollout, self.rollout), seconds
 
     def _read(self, params: Params) -> Params:
         """Return the parameters that the rollout reads."""
@@ -107,15 +109,19 @@ def join_sampled(parts: Sequence[Sampled]) -> Sampled:
     return Sampled._make([*map(np.concatenate, columns), np.float64(sum(part.seconds for part in parts))])
 
 
-def with_defaults(rollout: Rollout, stop_tokens: tuple[int, ...]) -> Rollout:
+def with_defaults(rollout: Rollout, config: RolloutConfig) -> Rollout:
     """Return the rollout with `stopped` and `row_rounds`, which a custom rollout function may leave out.
 
-    Default of `stopped`: whether the last token is a stop token. Default of `row_rounds`: as in plain decoding.
+    Default of `stopped`: whether the last token is a stop token or completes a stop string. Default of
+    `row_rounds`: as in plain decoding.
     """
     lengths, stopped = rollout.lengths, rollout.stopped
-    last_token = jnp.take_along_axis(rollout.tokens, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
-    ends_with_stop = (lengths > 0) & jnp.isin(last_token, jnp.array(stop_tokens, jnp.int32))
-    return replace(rollout, stopped=ends_with_stop if stopped is None else stopped, row_rounds=rollout.verifications)
+    if stopped is None:
+        last_token = jnp.take_along_axis(rollout.tokens, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
+        stopped = (lengths > 0) & jnp.isin(last_token, jnp.array(config.stop_tokens, jnp.int32))
+        if config.stop_automaton is not None:
+            stopped |= config.stop_automaton.after(rollout.tokens, lengths) == FOUND
+    return replace(rollout, stopped=stopped, row_rounds=rollout.verifications)
 
 
 def held_out_batch_size(experiment: Experiment) -> int:

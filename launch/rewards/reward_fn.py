@@ -186,8 +186,12 @@ def length_penalty(lengths: np.ndarray, config: LengthConfig) -> np.ndarray:
 def traced_exact(problems: Sequence[Problem], tokenizer: Tokenizer) -> RewardFn:
     """Return a traced reward: 1 if a completion ends with '#', the answer and a stop token, else 0.
 
-    It compares token ids.
+    It compares token ids. Raises ConfigError with stop strings: their tokens would stand between answer and end.
     """
+    if tokenizer.stop_strings:
+        raise ConfigError(
+            f"reward.scorer = {TRACED}: compares the tokens before a stop token; must be exact with stop strings"
+        )
     endings = [tokenizer.encode(f"#{problem.answer}") for problem in problems]
     width = max(map(len, endings))
     # Right-aligned, as completions end; -1 matches anything.

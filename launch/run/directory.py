@@ -28,7 +28,7 @@ FREE_ON_RESUME = (
     *("log", "eval", "checkpoint", "speedup", "mesh"),
     # The layout of a step in time and memory, which another mesh may need to change.
     *("microbatches", "ladder", "logit_chunk", "model.remat", "reward.workers"),
-    # rollout.stop_tokens holds all stop tokens, and the checkpoint a checksum of the prompts.
+    # rollout.stop_tokens and rollout.stop_strings hold all there are, and the checkpoint a checksum of the prompts.
     *("rollout.replace_stop_tokens", "data.chat_template_time", "data.held_out_count"),
 )
 # With automatic draft lengths these stay fixed too: costs were measured on this mesh, at these probes.

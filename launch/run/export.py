@@ -110,7 +110,7 @@ def _export_policy(out: Path, experiment: Experiment, args: ExportArgs) -> None:
     run, networks, path, mtp = Path(args.checkpoint), experiment.networks, experiment.config.model.path, None
     if (run / CONFIG_FILE).is_file():
         recorded = read_recorded(run / CONFIG_FILE, "checkpoint")
-        check_same(experiment.config, recorded, ("rollout.stop_tokens",))
+        check_same(experiment.config, recorded, ("rollout.stop_tokens", "rollout.stop_strings"))
     if networks.draft.in_policy:
         params = restore_params(run, experiment, args.checkpoint_step)
         mtp = networks.draft.policy_head(cast(params.draft, args.dtype))

@@ -45,7 +45,7 @@ class Experiment:
     """A run's mesh, networks, problems and functions.
 
     Attributes:
-        config:     the resolved config: with all stop tokens, and a frozen draft if it has no parameters.
+        config:     the resolved config: with all that ends a completion, and a frozen draft if it has no parameters.
         mesh:       devices that train.
         rollout_mesh: devices that generate; `mesh` unless the run is asynchronous.
         tokenizer:  of the problems' texts.
@@ -192,7 +192,7 @@ def build_experiment(
     with long_phases.phase("loading", 3, "parts", kept=False, quiet=True) as phase:
         tokenizer = build_tokenizer(config)
         phase.finish(note="tokenizer loaded")
-        config = replace(config, rollout=replace(config.rollout, stop_tokens=tokenizer.stop_tokens))
+        config = _with_stops(config, tokenizer)
         needs_problems = training or config.draft.vocab_size is not None or config.draft.kind not in BUILDERS
         problems = build_problems(config) if needs_problems else Problems(train=[], held_out=[])
         phase.finish(note="problems loaded")
@@ -216,19 +216,24 @@ def abstract_experiment(config: RunConfig, mesh: Mesh, rollout_mesh: Mesh | None
     sizes = {"shards": batch_shards(mesh), "rollout_shards": batch_shards(rollout_mesh)}
     checks = _check_correction, _check_windows, partial(_check_divisibility, **sizes)
     check_all([partial(check, config) for check in checks])
-    # Only a checkpoint's tokenizer has the ids of stop tokens that are given as text.
+    # Only a checkpoint's tokenizer has the ids of stop tokens that are given as text, and finds stop strings.
     tokenizer = ByteTokenizer()
-    stop_tokens = tuple(token for token in config.rollout.stop_tokens if not isinstance(token, str)) or (0,)
+    tokenizer.stop_tokens = tuple(token for token in config.rollout.stop_tokens if not isinstance(token, str)) or (0,)
     if config.data.tokenizer != "checkpoint":
         tokenizer = build_tokenizer(config)
-        stop_tokens = tokenizer.stop_tokens
-    config = replace(config, rollout=replace(config.rollout, stop_tokens=stop_tokens))
+    config = _with_stops(config, tokenizer)
     remembered = build_problems(config).train if config.draft.lookup.kind == "history" else []
     networks = build_networks(config, mesh, tokenizer, remembered, shapes=True)
     _check_experts(config, networks)
     config = _frozen_if_empty(config, networks)
     unread = Problems(train=[], held_out=[])
     return Experiment(config, mesh, rollout_mesh, tokenizer, unread, networks, *functions)
+
+
+def _with_stops(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:
+    """Return the config with what ends a completion, as the rollout reads it."""
+    stops = {"stop_tokens": tokenizer.stop_tokens, "stop_strings": tokenizer.stop_strings}
+    return replace(config, rollout=replace(config.rollout, **stops))
 
 
 def _frozen_if_empty(config: RunConfig, networks: Networks) -> RunConfig:

@@ -12,6 +12,7 @@ from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function, refusing_errors
 from launch.data.arithmetic import ALPHABET, arithmetic
 from launch.data.problems import Problem, describe_leak, describe_repeats, read_problems, split
+from launch.data.stop_strings import find_stop_strings
 from launch.data.tokenizers import (
     ByteTokenizer,
     CharacterTokenizer,
@@ -20,6 +21,7 @@ from launch.data.tokenizers import (
     check_no_template,
     token_id,
 )
+from specjax.options import show
 
 logger = logging.getLogger(__name__)
 
@@ -49,21 +51,34 @@ def check_sources(config: RunConfig) -> None:
 
 
 def build_tokenizer(config: RunConfig) -> Tokenizer:
-    """Return the run's tokenizer. Its stop tokens are the only list, from the model's files and the recipe.
+    """Return the run's tokenizer. Its stop tokens and stop strings are the only list, from model and recipe.
 
-    Raises ConfigError if there is no tokenizer or no stop token, or if text of the recipe's is not one token.
+    Raises ConfigError if there is no tokenizer or no stop token, if text of the recipe's is not one token, and for stop
+    strings that cannot occur in decoded text.
     """
     tokenizer, rollout = _tokenizer(config), config.rollout
-    given = () if rollout.replace_stop_tokens else tokenizer.stop_tokens
+    given = ((), ()) if rollout.replace_stop_tokens else (tokenizer.stop_tokens, tokenizer.stop_strings)
     chosen = [token_id("rollout.stop_tokens", token, tokenizer) for token in rollout.stop_tokens]
-    tokenizer.stop_tokens = tuple(dict.fromkeys((*given, *chosen)))
+    strings = list(dict.fromkeys((*given[1], *rollout.stop_strings)))
+    tokenizer.stop_tokens = tuple(dict.fromkeys((*given[0], *chosen)))
     if not tokenizer.stop_tokens:
         raise ConfigError(
             f"rollout.stop_tokens = (): must name at least one, because the files of model.path = {config.model.path} "
             "name no end-of-sequence token"
         )
     if isinstance(tokenizer, HuggingFaceTokenizer):
-        _warn_of_cut_tokens(config.reward, tokenizer.cut_tokens())
+        cut = tokenizer.cut_tokens()
+        _warn_of_cut_tokens(config.reward, cut)
+        # A text may be a token that `decode` cuts.
+        ends = [token_id("rollout.stop_strings", text, tokenizer) for text in strings if text in cut]
+        tokenizer.stop_tokens = tuple(dict.fromkeys((*tokenizer.stop_tokens, *ends)))
+        strings = [text for text in strings if text not in cut]
+        if missed := next(((text, token) for text in strings for token in cut if token in text), None):
+            raise ConfigError(
+                f"rollout.stop_strings = {show(missed[0])!r}: {missed[1]} is cut from completions; must be "
+                "text without it, or this token alone"
+            )
+    tokenizer.stop_strings = find_stop_strings(strings, tokenizer)
     return tokenizer
 
 

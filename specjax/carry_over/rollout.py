@@ -85,7 +85,7 @@ def resume(run: PhaseRun, start: Carry, carried: Rollout) -> Carry:
             "for each sequence of a data shard"
         )
     # The routes of earlier tokens are not carried over.
-    state = replace(_put(carried, start.state), keys=_keys(run, carried), routes=None)
+    state = replace(_put(config, carried, start.state), keys=_keys(run, carried), routes=None)
     rows = jnp.nonzero((carried.lengths > 0) & ~state.done, size=most, fill_value=sequences)[0]
     at = jnp.minimum(rows, sequences - 1)
     take = partial(jax.tree.map, lambda x: x[at])
@@ -106,13 +106,15 @@ def _keys(run: PhaseRun, carried: Rollout) -> UInt32[Array, "R 2"]:
     return sequence_keys((seed, began), jnp.repeat(run.prompts.id, size), jnp.arange(run.sequences) % size)
 
 
-def _put(carried: Rollout, state: RoundState) -> RoundState:
+def _put(config: RolloutConfig, carried: Rollout, state: RoundState) -> RoundState:
     """Return the state with what earlier rollouts wrote, in the rows that they began."""
     begun, more = carried.lengths > 0, ((0, 0), (0, state.tokens.shape[1] - carried.tokens.shape[1]))
     written: dict[str, Any] = {
         name: jnp.pad(getattr(carried, name), more) for name in ("tokens", "law", "full", "writer")
     }
     written |= dict(emitted=carried.lengths, done=carried.done, stopped=carried.stopped)
+    if config.stop_automaton is not None:
+        written["stop_state"] = config.stop_automaton.after(carried.tokens, carried.lengths)
     return replace(state, **{name: where_rows(begun, new, getattr(state, name)) for name, new in written.items()})
 
 

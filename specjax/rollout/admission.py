@@ -13,6 +13,7 @@ from specjax.drafters.lookup import encode
 from specjax.keys import SeedStep, sequence_keys
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, commit, no_proposal, routes_of
+from specjax.rollout.stop_strings import START
 from specjax.types import Cache, Prompts, Rollout, pytree
 
 # The fields of a `Rollout` that a `RoundState` accumulates.
@@ -122,6 +123,7 @@ def start_rows(
         cache=prefilled.cache,
         draft=prefilled.draft,
         routes=routes,
+        stop_state=None if config.stop_automaton is None else jnp.full_like(zeros, START),
         **_blank_record(config, rows, config.max_new_tokens + config.slack),
     )
     return next_token(decoding, state, prefilled)

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax.options import DraftLength, NonNegative, Options, Positive, above, below
+from specjax.rollout.stop_strings import StopAutomaton, automaton_of, check_stop_strings
 from specjax.sampling import SamplingLaw
 from specjax.verify import Verifier, VerifierName
 
@@ -32,6 +33,7 @@ class RolloutConfig(Options):
                         In Python also a Verifier of your own.
         law:            Sampling distribution.
         stop_tokens:    Tokens that end a completion.
+        stop_strings:   Texts that end a completion, after the token that completes one. In Python StopStrings.
         phases:         (slots, window) per data shard: sequences decoded together, and positions a row may hold. Slots
                         never rise: sequences wait for a slot, and the batch shrinks when none wait. Empty: all at once.
         admit:          Slots that must be free before waiting sequences enter; 0: an eighth of the first phase's.
@@ -47,6 +49,7 @@ class RolloutConfig(Options):
     verifier: VerifierName | Verifier = "rejection"
     law: SamplingLaw = field(default_factory=SamplingLaw)
     stop_tokens: tuple[NonNegative, ...] = ()
+    stop_strings: tuple[str, ...] = ()
     phases: tuple[tuple[Positive, Positive], ...] = ()
     admit: NonNegative = 0
     kept_prompts: NonNegative = 0
@@ -55,6 +58,7 @@ class RolloutConfig(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_stop_strings(self.stop_strings)
         if sorted(set(self.draft_lengths)) != list(self.draft_lengths):
             raise ValueError(f"draft_lengths = {self.draft_lengths}: must be ascending")
         slots = [slots for slots, _ in self.phases]
@@ -67,6 +71,11 @@ class RolloutConfig(Options):
     def lengths(self) -> tuple[int, ...]:
         """Return all draft lengths that a phase may run at."""
         return self.draft_lengths or (self.draft_length,)
+
+    @property
+    def stop_automaton(self) -> StopAutomaton | None:
+        """Return what finds the stop strings in tokens; None without any. Raises ValueError for text alone."""
+        return automaton_of(self.stop_strings)
 
     def length_index(self, phase: int) -> Int[Array, ""] | int:
         """Return the index into `lengths` of the phase's draft length."""

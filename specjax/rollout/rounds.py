@@ -16,6 +16,7 @@ from specjax import kernels
 from specjax.drafters import Drafter, Proposal
 from specjax.drafters.base import DraftState
 from specjax.rollout.plan import RolloutConfig
+from specjax.rollout.stop_strings import FOUND
 from specjax.sampling import full_log_probs, pick, process_logits, whole_rows
 from specjax.types import Cache, Params, Policy, PolicyOutput, Writer, pytree
 from specjax.verify import Noise, Verifier, find_verifier
@@ -34,10 +35,11 @@ class RoundState:
         emitted:  int32, completion tokens so far. At 0, the pending token is the prompt's last.
         pending:  int32, the last emitted token, whose keys and values are not cached yet.
         done:     bool, stopped or out of budget.
-        stopped:  bool, ended by a stop token.
+        stopped:  bool, ended by a stop token or a stop string.
         cache:    The policy's cache. Its first `visible` positions count; it has room for a verification beyond them.
         draft:    The drafter's state.
         routes:   Experts of each position; the first `visible` count. None without a mixture of experts.
+        stop_state: int32, state of `RolloutConfig.stop_automaton` after the emitted tokens; None without it.
     """
 
     sequence: Int[Array, "B"]
@@ -58,6 +60,7 @@ class RoundState:
     writer: Int[Array, "B C+K+1"]
     row_rounds: Int[Array, "B"]
     routes: Integer[Array, "B P+C+K+1 M A"] | None = None
+    stop_state: Int[Array, "B"] | None = None
 
     @property
     def visible(self) -> Int[Array, "B"]:
@@ -139,8 +142,8 @@ def commit(
     """Verify a proposal of T - 1 tokens against the policy's logits, and record what is emitted.
 
     Every emitted token passes here: the first after a prefill, accepted, recovered and bonus tokens. Tokens after the
-    first stop token or beyond the length budget are cut off after they are drawn, so that the law does not change. The
-    drafter observes the emitted tokens if there are `features`, that is, unless the draft length is 0.
+    end of the completion or beyond the length budget are cut off after they are drawn, so that the law does not change.
+    The drafter observes the emitted tokens if there are `features`, that is, unless the draft length is 0.
     """
     config, logits = decoding.config, whole_rows(logits)
     with jax.named_scope("commit"):
@@ -149,16 +152,16 @@ def commit(
         column = jnp.arange(logits.shape[1])[None]
         drafts = jnp.pad(proposal.tokens, ((0, 0), (0, 1)))
         tokens = jnp.where(column < verdict.accepted[:, None], drafts, verdict.token[:, None])
-        count, stopped = _cut(state, tokens, verdict.accepted, config)
+        ends, stop_states = _ends(state, tokens, config)
+        count, stopped = _cut(state, ends, verdict.accepted, config)
         emitted = state.emitted + count
         offered = _offered(state, proposal, config)
         kept = column[:, :-1] < jnp.minimum(verdict.accepted, count)[:, None]
         law = pick(log_p, tokens)
-        last = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
         return replace(
             state,
             emitted=emitted,
-            pending=jnp.where(count > 0, last, state.pending),
+            pending=_last(tokens, count, state.pending),
             done=state.done | stopped | (emitted == config.max_new_tokens),
             stopped=state.stopped | stopped,
             draft=state.draft if features is None else decoding.drafter.observe(state.draft, features, tokens, count),
@@ -169,6 +172,7 @@ def commit(
             accepted=_count(state.accepted, kept),
             draft_outcome=_put(state.draft_outcome, _draft_outcome(proposal, offered, kept), state.emitted),
             writer=_put(state.writer, _writer(verdict.accepted, proposal.length, logits.shape[1]), state.emitted),
+            stop_state=None if stop_states is None else _last(stop_states, count, state.stop_state),
         )
 
 
@@ -177,21 +181,41 @@ def _put(into: Array, new: Array, at: Int[Array, "B"]) -> Array:
     return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=0))(into, new, at)
 
 
+def _last(new: Int[Array, "B T"], count: Int[Array, "B"], old: Int[Array, "B"] | None) -> Int[Array, "B"]:
+    """Return the last of the first `count` columns of `new`; `old` where there are none."""
+    last = jnp.take_along_axis(new, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
+    return jnp.where(count > 0, last, old)
+
+
+def _ends(
+    state: RoundState, tokens: Int[Array, "B T"], config: RolloutConfig
+) -> tuple[Bool[Array, "B T"], Int[Array, "B T"] | None]:
+    """Return whether each token ends the completion, and the state of the stop automaton after it, None without one.
+
+    Only the first end of a row counts.
+    """
+    ends, stop_states = jnp.isin(tokens, jnp.array(config.stop_tokens, jnp.int32)), None
+    if config.stop_automaton is not None:
+        stop_states = config.stop_automaton.advance(state.stop_state, tokens)
+        ends |= stop_states == FOUND
+    return ends, stop_states
+
+
 def _cut(
-    state: RoundState, tokens: Int[Array, "B T"], accepted: Int[Array, "B"], config: RolloutConfig
+    state: RoundState, ends: Bool[Array, "B T"], accepted: Int[Array, "B"], config: RolloutConfig
 ) -> tuple[Int[Array, "B"], Bool[Array, "B"]]:
-    """Return how many of the first accepted + 1 tokens are emitted, and whether a stop token is the last of them."""
-    column = jnp.arange(tokens.shape[1])[None]
-    stop = (column <= accepted[:, None]) & _is_stop(tokens, config.stop_tokens)
-    ends = jnp.where(stop.any(axis=1), jnp.argmax(stop, axis=1), accepted) + 1
-    count = jnp.minimum(ends, config.max_new_tokens - state.emitted)
+    """Return how many of the first accepted + 1 tokens are emitted, and whether the last one ends the completion."""
+    column = jnp.arange(ends.shape[1])[None]
+    stop = (column <= accepted[:, None]) & ends
+    last = jnp.where(stop.any(axis=1), jnp.argmax(stop, axis=1), accepted)
+    count = jnp.minimum(last + 1, config.max_new_tokens - state.emitted)
     count = jnp.where(state.done, 0, count).astype(jnp.int32)
     return count, (stop & (column < count[:, None])).any(axis=1)
 
 
 def _offered(state: RoundState, proposal: Proposal, config: RolloutConfig) -> Bool[Array, "B K"]:
-    """Return which drafted tokens could be emitted: not those after a stop token or beyond the budget."""
-    stop = _is_stop(proposal.tokens, config.stop_tokens).astype(jnp.int32)
+    """Return which drafted tokens could be emitted: not those after an end of the completion or beyond the budget."""
+    stop = _ends(state, proposal.tokens, config)[0].astype(jnp.int32)
     reachable = (jnp.cumsum(stop, axis=1) == stop) & ~state.done[:, None]
     most = jnp.minimum(proposal.length, config.max_new_tokens - state.emitted)
     return reachable & (jnp.arange(stop.shape[1])[None] < most[:, None])
@@ -220,7 +244,3 @@ def _writer(accepted: Int[Array, "B"], length: Int[Array, "B"], width: int) -> I
 
 def _count(total: Int[Array, "B K"], new: Bool[Array, "B k"]) -> Int[Array, "B K"]:
     return total + jnp.pad(new.astype(jnp.int32), ((0, 0), (0, total.shape[1] - new.shape[1])))
-
-
-def _is_stop(tokens: Int[Array, "B T"], stop_tokens: tuple[int, ...]) -> Bool[Array, "B T"]:
-    return jnp.isin(tokens, jnp.array(stop_tokens, jnp.int32))

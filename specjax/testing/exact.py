@@ -32,8 +32,13 @@ def completion_law(
     stops: tuple[int, ...],
     budget: int,
     law: SamplingLaw,
+    ends: Callable[[Completion], bool] = lambda _: False,
 ) -> Cells:
-    """Return the probability of every completion. `logits_of`: tokens [n, T] -> logits [n, T, V], teacher-forced."""
+    """Return the probability of every completion.
+
+    logits_of: tokens [n, T] -> logits [n, T, V], teacher-forced.
+    ends: whether a completion ends after these tokens, beside those that end with one of `stops`.
+    """
     paths = list(itertools.product([v for v in range(vocab) if v not in stops], repeat=budget))
     logits = np.array(processes.fetch(logits_of(np.array([prompt + path for path in paths]))), np.float64)
     laws = reference_law(logits[:, len(prompt) - 1 : len(prompt) - 1 + budget], law)
@@ -41,7 +46,7 @@ def completion_law(
     cells: Cells = {}
 
     def extend(prefix: tuple[int, ...], probability: float) -> None:
-        if len(prefix) == budget or (prefix and prefix[-1] in stops):
+        if len(prefix) == budget or (prefix and prefix[-1] in stops) or ends(prefix):
             cells[prefix] = probability
             return
         for token, p in enumerate(following[prefix]):

@@ -13,7 +13,7 @@ from specjax.parallel import processes
 from specjax.rollout.generate import RolloutFn
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
-from specjax.testing.exact import Cells, Fit, completion_law, count_completions, fit
+from specjax.testing.exact import Cells, Completion, Fit, completion_law, count_completions, fit
 from specjax.testing.proposals import refuse_without_proposals
 from specjax.types import Params, Policy, Prompts, Rollout
 
@@ -82,4 +82,8 @@ def _enumerate(policy: Policy, params: Params, config: RolloutConfig, prompt: tu
         rows = jnp.asarray(tokens, jnp.int32)
         return processes.fetch(jax.jit(policy.apply)(params.policy, rows, jnp.zeros(len(rows), jnp.int32)).logits)
 
-    return completion_law(logits_of, prompt, policy.vocab_size, config.stop_tokens, config.max_new_tokens, config.law)
+    def ends(tokens: Completion) -> bool:
+        return config.stop_automaton is not None and config.stop_automaton.end(tokens) is not None
+
+    options = config.stop_tokens, config.max_new_tokens, config.law
+    return completion_law(logits_of, prompt, policy.vocab_size, *options, ends)

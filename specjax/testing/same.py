@@ -42,6 +42,7 @@ def assert_same_rollout(
         verifier=config.verifier,
         law=config.law,
         stop_tokens=config.stop_tokens,
+        stop_strings=config.stop_strings,
     )
     params, run = joined(params), seed_step(0, 0) if run is None else run
     plain = _rollout(speculative_rollout, policy, NoDrafter(), Params(params.policy, {}), prompts, run, plainly)

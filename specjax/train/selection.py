@@ -52,7 +52,7 @@ def withhold_rewards(scores: Reward, rollout: Rollout, config: RolloutConfig) ->
 
 
 def drop_truncated(sequences: ScoredSequences, rollout: Rollout) -> ScoredSequences:
-    """Mark truncated sequences, which no stop token ended, as not counted."""
+    """Mark truncated sequences, which no stop token or string ended, as not counted."""
     if rollout.stopped is None:
         raise ValueError("drop_truncated = True: the rollout does not tell which sequences it stopped")
     return replace(sequences, counted=sequences.counted & rollout.stopped)

@@ -66,7 +66,7 @@ def test_row_41_answers_are_read_in_every_form(
 def test_row_41_tokens_end_once(tmp_path: Path, tokenizer: HuggingFaceTokenizer) -> None:
     """Rows of a batch are often padded with the end token. Tokens that end without one were cut off."""
     ids = tokenizer.encode(TEXT)
-    cut = ["1 of 1 responses cut at a stop token within them"]
+    cut = ["1 of 1 responses cut at a stop token or stop string within them"]
     for tokens in (ids, [*ids, 0], [*ids, 0, 0, 0, 0, 0, 0], [*ids, 0, *ids]):
         path = write(tmp_path / "a.jsonl", {"prompt": "hello", "tokens": tokens})
         end = f" {END}" if len(tokens) > 2 else ""
@@ -165,7 +165,7 @@ def test_row_41_what_is_dropped_or_cut_is_counted(tmp_path: Path, tokenizer: Hug
         " ".join(["hello"] * 6),
     ]
     assert sorted(notes) == [
-        "1 of 14 responses cut at a stop token within them",
+        "1 of 14 responses cut at a stop token or stop string within them",
         "2 of 14 responses cut to 6 tokens (rollout.max_new_tokens)",
         "2 of 14 responses dropped: prompt empty or over 18 tokens",
         "8 of 14 responses dropped: empty",

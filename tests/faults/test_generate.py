@@ -9,6 +9,7 @@ import pytest
 from launch.cli.options import parse_run
 from launch.data.batches import fixed_batches
 from launch.data.problems import Problem
+from launch.data.stop_strings import find_stop_strings
 from launch.evaluation.one_prompt import answer_prompt
 from launch.evaluation.sampler import Sampler
 from launch.setup.experiment import Experiment, build_experiment
@@ -47,13 +48,16 @@ def test_row_30_an_answer_is_streamed_with_the_tokens_of_a_rollout(experiment: E
     assert len(pieces) == 3 and f" of 3 answers cut off at rollout.max_new_tokens = {BUDGET}" in summary
 
 
-def test_row_30_an_end_by_a_stop_token_is_printed(experiment: Experiment) -> None:
+def test_row_30_an_end_by_a_stop_string_is_printed_without_it(experiment: Experiment) -> None:
+    """It is as long as two tokens. What may begin it is not shown before it is known to."""
     text, _, _ = whole_answer(experiment)
-    ended = replace(experiment.config.rollout, stop_tokens=(experiment.tokenizer.encode(text[3])[0],))
+    strings = find_stop_strings((text[4:6],), experiment.tokenizer)
+    ended = replace(experiment.config.rollout, stop_strings=strings)
     other: Any = replace(experiment, config=replace(experiment.config, rollout=ended))
-    pieces = list[str]()
+    shown, pieces = text[: text.index(text[4:6])], list[str]()
+    assert whole_answer(other) == (shown + text[4:6], len(shown) + 2, True)
     summary = answer_prompt(other, other.networks.params, PROMPT, 1, pieces.append)
-    assert summary.endswith("ended by a stop token") and text.startswith("".join(pieces).removesuffix("\n\n"))
+    assert summary.endswith("ended by a stop token or a stop string") and "".join(pieces) == shown + "\n\n"
 
 
 def test_row_30_decoding_that_retracts_loses_nothing(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,11 +82,12 @@ def test_a_completion_that_several_rollouts_write_has_the_exact_law() -> None:
     """Rows that end early are short. If one of them were drawn again, the law would be another."""
     world, budget, copies = ENUMERABLE, 5, 50_000
     config = RolloutConfig(group_size=2, max_new_tokens=budget, draft_length=2, stop_tokens=world.stops, carry_over=0.2)
+    config = replace(config, stop_strings=world.stop_strings)
     repeated = jax.tree.map(lambda x: jnp.repeat(x, copies, axis=0), world.batch)
     parts = rollouts(world, "table", "none", config, 8, first=replace(repeated, id=jnp.arange(copies)))
     assert parts[-1].done.all() and np.unique(parts[-1].versions).size >= 3
     (prompt,) = world.prompts
-    cells = completion_law(world.logits, prompt, world.vocab, world.stops, budget, config.law)
+    cells = completion_law(world.logits, prompt, world.vocab, world.stops, budget, config.law, world.ends)
     result = fit(Counter(count_completions(parts[-1])), cells)
     assert result.passes and result.power > 0.9, result
 
@@ -97,6 +98,7 @@ def test_a_carried_completion_is_the_one_of_a_single_rollout() -> None:
     plain = RolloutConfig(
         group_size=group, max_new_tokens=12, draft_length=0, stop_tokens=world.stops, verifier="coupled"
     )
+    plain = replace(plain, stop_strings=world.stop_strings)
     width, rows = world.batch.tokens.shape[1], len(world.prompts) * group
     # Phases shrink the batch to fewer slots than are left over, and hold longer rows than some that go on.
     drafted = replace(plain, draft_length=2, carry_over=0.6, phases=((rows, 6), (rows, 12), (3, width + 12)))

@@ -20,6 +20,7 @@ DRAFTS = [("eagle3", "random", 0), ("eagle3", "random", 1), ("policy", "identica
 
 
 BASE = RolloutConfig(group_size=GROUP, max_new_tokens=BUDGET, draft_length=0, stop_tokens=WORLD.stops)
+BASE = replace(BASE, stop_strings=WORLD.stop_strings)
 
 
 def config(k: int, verifier: str = "coupled", temperature: float = 0.8) -> RolloutConfig:
@@ -37,11 +38,16 @@ def greedy() -> Rollout:
 
 
 def test_the_rollouts_have_something_to_compare(plain: Rollout, greedy: Rollout):
-    """Samples differ. Some stop at once, some later, some reach the budget; several stop tokens occur."""
+    """Samples differ. Some stop at once, some later, some reach the budget; several stop tokens and strings occur."""
     tokens, lengths, stopped = (np.asarray(x) for x in (plain.tokens, plain.lengths, plain.stopped))
     assert len(np.unique(tokens, axis=0)) > 0.9 * len(tokens)
     assert {1, BUDGET} < set(lengths.tolist())
-    assert len(set(tokens[stopped, lengths[stopped] - 1].tolist())) > 1
+    last = tokens[np.arange(len(tokens)), lengths - 1]
+    completions = [row[:length] for row, length in zip(tokens.tolist(), lengths.tolist(), strict=True)]
+    by_string = np.array([WORLD.ends(tokens) for tokens in completions])
+    assert not any(WORLD.ends(tokens[:-1]) for tokens in completions)
+    np.testing.assert_array_equal(stopped, by_string | np.isin(last, WORLD.stops))
+    assert len(set(last[stopped & ~by_string].tolist())) > 1 and by_string.sum() > 3
     assert not stopped[lengths == BUDGET].all()
     assert len(np.unique(greedy.tokens, axis=0)) > 3
 

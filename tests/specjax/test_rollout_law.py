@@ -95,8 +95,9 @@ BY_ALL = ("trained", "trained dspark", "random reduced", "table", "random beside
 
 
 @functools.cache
-def exact(law: str) -> Cells:
-    return completion_law(WORLD.logits, WORLD.prompts[0], WORLD.vocab, WORLD.stops, BUDGET, LAWS[law])
+def exact(law: str, strings: bool = False) -> Cells:
+    ends = WORLD.ends if strings else lambda _: False
+    return completion_law(WORLD.logits, WORLD.prompts[0], WORLD.vocab, WORLD.stops, BUDGET, LAWS[law], ends)
 
 
 @pytest.mark.parametrize("law", [law for law in LAWS if law != "greedy"])
@@ -189,7 +190,7 @@ def test_a_million_completions_follow_the_policy(verifier: VerifierName, draft: 
 def in_phases(drafter: str, law: str) -> Callable[[Params, Prompts, Array, Array], Rollout]:
     """Return a program (params, prompts, index of the verifier, choice for each phase) -> IN_PHASES samples.
 
-    A third of the samples is active at a time, in windows that grow and slots that shrink.
+    A third of the samples is active at a time, in windows that grow and slots that shrink. Stop strings end them too.
     """
     width = WORLD.batch.tokens.shape[1]
     phases = ((IN_PHASES // 3, width), (IN_PHASES // 3, width + BUDGET), (IN_PHASES // 20, width + BUDGET))
@@ -197,6 +198,7 @@ def in_phases(drafter: str, law: str) -> Callable[[Params, Prompts, Array, Array
     @jax.jit
     def run(params: Params, prompts: Prompts, verifier: Array, choice: Array) -> Rollout:
         options = dict(max_new_tokens=BUDGET, draft_lengths=(0, 2), law=LAWS[law], stop_tokens=WORLD.stops)
+        options |= dict(stop_strings=WORLD.stop_strings)
         config = ChosenConfig(group_size=IN_PHASES, verifier=chosen(verifier), phases=phases, chosen=choice, **options)
         return speculative_rollout(WORLD.policy, WORLD.drafters[drafter], params, prompts, seed_step(1, 99), config)
 
@@ -219,7 +221,8 @@ def test_completions_follow_the_policy_through_queue_and_phases(
     run, place = in_phases(DRAFTS[draft].drafter, law), jnp.int32(list(VERIFIERS).index(verifier))
     rollout = run(WORLD.params(draft), WORLD.batch, place, jnp.array(choice))
     assert (np.asarray(rollout.loop_rounds) > 0).all() and np.asarray(rollout.accepted).sum() > 0
-    result = fit(count_completions(rollout), exact(law), total_variation=0.03)
+    result = fit(count_completions(rollout), exact(law, strings=True), total_variation=0.03)
+    assert not fit(count_completions(rollout), exact(law), total_variation=0.03).passes
     assert result.draws == IN_PHASES
     assert result.passes, result
     assert result.power > 0.99
