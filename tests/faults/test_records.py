@@ -220,7 +220,7 @@ def test_row_37_answers_are_as_short_as_their_type_allows(tmp_path: Path) -> Non
     assert [problem.answer for problem in read_problems(path, "question", "answer.b.c")] == shortest
     keyed = write(tmp_path / "g.parquet", [[("b", 0.1)]], pa.map_(pa.string(), single))
     read = read_problems(keyed, "question", "question", scorers=("own:scorer",))
-    assert read[0].columns["answer"] == [("b", Decimal("0.1"))]
+    assert read[0].columns["answer"] == {"b": Decimal("0.1")}
     words = pa.array(given, single).dictionary_encode()
     assert answers(write(tmp_path / "e.parquet", words, words.type)) == shortest
     with refuses("/f.parquet: row 1: field 'answer'...finite", ConfigError):
