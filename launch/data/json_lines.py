@@ -16,8 +16,9 @@ from specjax.parallel import processes
 
 # First bytes of a file that gzip has compressed.
 _GZIP = b"\x1f\x8b"
-# How many times its own bytes a file may hold when gzip decompresses it. Text reaches 10, and 1000 is possible.
-_MOST_TIMES = 200
+# What a compressed file may hold: so many bytes, and with gzip so many times its own. Text has ten times its own, and
+# a thousand times is possible.
+_LEAST_BYTES, _MOST_TIMES = 2**28, 200
 _MISSING = object()
 
 
@@ -85,14 +86,14 @@ def read_text(option: str, path: str | Path) -> str:
 
 
 def most_bytes(size: int, times: int) -> int:
-    """Return how many bytes a compressed file of `size` bytes may hold: 256 MiB, and `times` its size."""
-    return 2**28 + times * size
+    """Return how many bytes a compressed file of `size` bytes may hold."""
+    return _LEAST_BYTES + times * size
 
 
 def check_bytes(count: int, most: int) -> None:
     """Raise ValueError for a file that holds more than `most_bytes`: it is made to fill the memory."""
     if count > most:
-        raise ValueError(f"holds over {most // 2**20} MiB when decompressed, far beyond its size; must hold less")
+        raise ValueError(f"holds over {most / 2**20:.0f} MiB when decompressed, far beyond its size; must hold less")
 
 
 def without_nulls(value: Any) -> Any:
