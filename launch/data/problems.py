@@ -53,7 +53,7 @@ class Problem:
 
     @property
     def question(self) -> str:
-        """The prompt's tools and text without system messages, in Unicode's composed form and stripped, for comparison."""
+        """The prompt's tools and text without system messages, in Unicode's composed form, stripped, for comparison."""
         messages = self.prompt if isinstance(self.prompt, tuple) else (Message("user", self.prompt),)
         texts = [message.text for message in messages if message.role != "system"]
         return _composed(" ".join([*tool_texts(self.prompt), *texts]))

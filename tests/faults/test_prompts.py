@@ -15,6 +15,7 @@ from launch.data.problems import Problem, read_problems
 from launch.data.prompts import Conversation, Message, prompt_text, tools_of
 from launch.data.responses import Answers
 from launch.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from launch.evaluation.one_prompt import given_problem
 from tests.launch.tokenizer_files import WORDS, change, write_word_tokenizer
 from tests.refusals import refuses
 
@@ -200,5 +201,6 @@ def test_row_104_the_json_of_messages_is_messages(tmp_path: Path, name: str) -> 
     (tmp_path / "b.csv").write_text(f'q,a\n"{[SYSTEM, HI]}",1\n')
     with refuses("/...b.csv:2: field 'q' = [{'role'...must be, with its quotes", ConfigError):
         read_problems(tmp_path / "b.csv", "q", "a")
+    assert given_problem(texts[0]).prompt == read[0].prompt and given_problem("hello").prompt == "hello"
     write_word_tokenizer(tmp_path)
     assert WORDS[HuggingFaceTokenizer(tmp_path).chat(read[1].prompt)[1]] == "hello"
