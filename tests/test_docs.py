@@ -25,7 +25,8 @@ GUIDES = ("cost_model.md", "drafters.md", "huggingface.md", "rewards.md", "rollo
 WITH_COMMANDS = ("huggingface.md", "rewards.md")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
 PAGES = [page for page in PAGES if printed_commands(page.read_text())]
-RESULTS = [path for path in sorted((ROOT / "benchmarks/results").rglob("*.txt")) if printed_commands(path.read_text())]
+RESULTS = [path for ending in ("txt", "json") for path in sorted((ROOT / "benchmarks/results").rglob(f"*.{ending}"))]
+RESULTS = [path for path in RESULTS if "python -m" in path.read_text()]
 TAKE_NO_OPTIONS = ("benchmarks.design_case", "benchmarks.simulator_validation")
 # Blocks that take seconds. The quick blocks of a guide do not need them.
 LONG = re.compile(r"\b(assert_lossless|make_generate|make_train_step)\(")
@@ -141,8 +142,10 @@ def test_its_commands_are_understood(page: Path, place: Path, monkeypatch: pytes
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
 def test_commands_of_results_are_understood_or_of_a_commit(path: Path, place: Path, monkeypatch: pytest.MonkeyPatch):
     text = path.read_text()
-    if re.match(r"commit    [0-9a-f]{8}, ", text):
+    if re.search(r'^(commit    |  "commit": ")[0-9a-f]{8}, of which', text, re.MULTILINE):
         return
+    if path.suffix == ".json":
+        text = text.replace('"', "\n")
     (place / "benchmarks").symlink_to(ROOT / "benchmarks")
     for module, words in printed_commands(text):
         parses(module, words, monkeypatch)
