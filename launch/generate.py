@@ -11,8 +11,7 @@ from launch.cli.hosts import join_hosts
 from launch.cli.options import parse_run_and, run_program, use_compile_cache
 from launch.cli.paths import check_checkpoint, check_policy_source
 from launch.cli.recipe_options import GENERATE
-from launch.data.problems import Problem
-from launch.evaluation.one_prompt import answer_prompt, as_asked
+from launch.evaluation.one_prompt import answer_prompt, as_asked, given_problem
 from launch.run.networks import params_of, without_idle_draft
 from launch.run.pin_references import with_commits
 from launch.setup.experiment import build_experiment
@@ -26,7 +25,7 @@ class GenerateArgs(Options):
     """Options of launch.generate alone.
 
     Attributes:
-        prompt:          Prompt to answer. None: the first training problem, shown as the model is asked.
+        prompt:          Prompt to answer, text or JSON of messages. None: the first problem, shown as it is asked.
         checkpoint:      Directory of a run. None: the recipe's initial networks.
         checkpoint_step: Checkpoint of that run: newest, best or a step.
         samples:         Number of answers. 0: show the prompt only, without loading the model.
@@ -56,7 +55,7 @@ def main(argv: list[str]) -> int:
     config = with_commits(join_hosts(config), args.checkpoint)
     if args.prompt is None:
         check_sources(config)
-    problem = Problem(prompt=args.prompt, answer="") if args.prompt is not None else build_problems(config).train[0]
+    problem = build_problems(config).train[0] if args.prompt is None else given_problem(args.prompt)
     if args.prompt is None or args.samples == 0:
         console.print(as_asked(problem, build_tokenizer(config)))
     if args.samples == 0:

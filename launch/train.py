@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from configs.override import override
 from configs.schema import RunConfig
 from launch.cli.console import console, wide_console
 from launch.cli.errors import RunStopped
@@ -20,6 +21,7 @@ from launch.data.tokenizers import Tokenizer
 from launch.evaluation.sampler import Evaluate
 from launch.plan.__main__ import main as plan
 from launch.report import try_report
+from launch.rewards.code import code_of_modules
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.checks import check_run
 from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_config
@@ -70,6 +72,8 @@ def run(config: RunConfig, reward_of: Callable[[Sequence[Problem], Tokenizer], R
     with StopSignals(console.print) as signals, open_run(config) as directory, dropping_compilations():
         long_phases = LongPhases(directory / UNFINISHED, signals)
         config = with_commits(config, directory if config.resume else None, starts=True)
+        if reward_of is None:
+            config = override(config, {"reward.code": code_of_modules(config.reward.names)})
         experiment = build_experiment(config, long_phases=long_phases, asynchronous=True)
         with (make_pool(experiment.config.reward) if reward_of is None else None) or nullcontext() as pool:
             reward_of = reward_of or partial(make_reward, pool, long_phases=long_phases)

@@ -27,6 +27,7 @@ from launch.data.prompts import read_prompt
 from launch.data.tokenizers import Tokenizer
 from launch.evaluation.one_prompt import answer_prompt
 from launch.evaluation.sampler import drafts_pay
+from launch.rewards.code import code_of_function
 from launch.rewards.reward_fn import function_reward, make_pool, make_reward
 from launch.rewards.scorers import FUNCTION, scorer_of
 from launch.run.directory import RUNS
@@ -134,11 +135,11 @@ def train(
     Raises ConfigError for bad input, and Stopped after a signal, once the run is saved.
     """
     use_compile_cache()
-    reward_of, scorer = None, reward
+    reward_of, scorer, code = None, reward, None
     if callable(reward):
         name = getattr(reward, "__name__", type(reward).__name__)
         scorer_of(reward, owner=f"reward = {name}")
-        reward_of, scorer = partial(function_reward, reward), f"{FUNCTION}{name}"
+        reward_of, scorer, code = partial(function_reward, reward), f"{FUNCTION}{name}", code_of_function(reward)
     given = _option_values(options or {})
     if ignored := [name for name in given if callable(reward) and name in SCORERS]:
         raise ConfigError(f"options: {', '.join(ignored)}: must not be set with a function as reward; it is the reward")
@@ -151,6 +152,7 @@ def train(
         "model.path": str(model),
         "data.train": str(data if problems is None else problems.path),
         "reward.scorer": scorer,
+        "reward.code": code,
         "steps": steps,
         "out": None if out is None else str(out),
         "resume": resume,

@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[1]
 
 # The first line of a block that is the content of a file: `# my_rewards.py`.
 FILE = re.compile(r"# (\w+\.py)\n")
+PRINTED = re.compile(r"python -m ((?:launch|benchmarks|examples)(?:\.\w+)+)((?:\\\n|[^\n`])*)")
 
 
 def section(path: Path, title: str) -> str:
@@ -34,6 +35,24 @@ def write_files(text: str, directory: Path) -> None:
     for code in blocks(text, "python"):
         if named := FILE.match(code):
             (directory / named[1]).write_text(code)
+
+
+def printed_commands(text: str) -> list[tuple[str, list[str]]]:
+    """Return (module, arguments) of every `python -m ..` of ours, also within sentences and in brackets, in order.
+
+    Punctuation after a word ends a command; brackets around optional words are dropped.
+    """
+    found = []
+    for module, rest in PRINTED.findall(text):
+        words = []
+        for word in shlex.split(rest.replace("\\\n", " "), comments=True):
+            if word.startswith("("):
+                break
+            words.append(re.sub(r"[,;:.)]+$", "", word.strip("[]")) or word)
+            if words[-1] != word.strip("[]"):
+                break
+        found.append((module, words))
+    return found
 
 
 def commands(text: str) -> list[tuple[str, list[str]]]:

@@ -1,11 +1,13 @@
 """The guides' examples run: Python unchanged, commands with tiny networks."""
 
+import argparse
 import importlib
+import inspect
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ import pytest
 import launch.cli.paths
 from launch.cli.recipes import load_recipe
 from models.files import write_json
-from tests.documents import ROOT, blocks, commands, execute, write_files
+from tests.documents import ROOT, blocks, commands, execute, printed_commands, write_files
 from tests.launch.checkpoints import write_checkpoint, write_problems
 from tests.launch.programs import SHRUNK, Options, argv
 
@@ -21,7 +23,11 @@ DOCS = ROOT / "docs"
 GUIDES = ("cost_model.md", "drafters.md", "huggingface.md", "rewards.md", "rollout.md")
 # Their commands also run, on networks of almost no size.
 WITH_COMMANDS = ("huggingface.md", "rewards.md")
-ALL_WITH_COMMANDS = sorted(path.name for path in DOCS.glob("*.md") if commands(path.read_text()))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [page for page in PAGES if printed_commands(page.read_text())]
+RESULTS = [path for ending in ("txt", "json") for path in sorted((ROOT / "benchmarks/results").rglob(f"*.{ending}"))]
+RESULTS = [path for path in RESULTS if "python -m" in path.read_text()]
+TAKE_NO_OPTIONS = ("benchmarks.design_case", "benchmarks.simulator_validation")
 # Blocks that take seconds. The quick blocks of a guide do not need them.
 LONG = re.compile(r"\b(assert_lossless|make_generate|make_train_step)\(")
 WITH_LONG = ("drafters.md", "rollout.md")
@@ -83,7 +89,7 @@ def test_all_of_its_python_runs(guide: str, place: Path, capsys: pytest.CaptureF
     run(guide, place, capsys, quick=False)
 
 
-class Parsed(Exception):
+class Parsed(BaseException):
     """Raised when a program has parsed its command line."""
 
 
@@ -95,27 +101,54 @@ def end_after(parse: Callable) -> Callable:
     return parsed
 
 
-def parses(program: ModuleType, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Verify that the program's parser accepts the arguments. Nothing else of the program runs."""
-    for name in ("parse", "parse_run", "parse_run_and"):
-        if hasattr(program, name):
-            monkeypatch.setattr(program, name, end_after(getattr(program, name)))
-    monkeypatch.setattr(launch.cli.paths, "saved_steps", lambda directory: [1])
-    with pytest.raises(Parsed):
-        program.main(arguments)
+# What stands for the words in capitals of a command. Other words are files, which a parser does not open.
+STAND_INS = dict(CONFIG="tiny", RECIPE="tiny", GPU="h100", I="0") | {"HOST:PORT": "host:1"}
 
 
-@pytest.mark.parametrize("guide", ALL_WITH_COMMANDS)
-def test_its_commands_are_understood(guide: str, place: Path, monkeypatch: pytest.MonkeyPatch):
-    write_inputs(guide, place)
-    for module, arguments in commands((DOCS / guide).read_text()):
-        program = f"{module}.__main__" if (ROOT / module.replace(".", "/")).is_dir() else module
-        if arguments[0].startswith(("RUN", "runs/")):
-            Path(arguments[0]).mkdir(parents=True, exist_ok=True)
-            write_json(Path(arguments[0]) / "config.json", asdict(load_recipe("tiny")))
-        with monkeypatch.context() as patch:
-            # CONFIG is a placeholder for any recipe.
-            parses(importlib.import_module(program), ["tiny" if x == "CONFIG" else x for x in arguments], patch)
+def parses(module: str, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verify that the program exists and that its parser accepts the words. Nothing else of the program runs."""
+    program = importlib.import_module(f"{module}.__main__" if (ROOT / module.replace(".", "/")).is_dir() else module)
+    words = [STAND_INS.get(word, word) for word in words]
+    if module in TAKE_NO_OPTIONS:
+        assert not words
+        return
+    if module.startswith("launch.") and words and words[0].startswith(("RUN", "DIR", "runs/")):
+        Path(words[0]).mkdir(parents=True, exist_ok=True)
+        write_json(Path(words[0]) / "config.json", asdict(load_recipe("tiny")))
+    for path in (Path(word).parent for word in words if word.endswith(".json")):
+        path.mkdir(parents=True, exist_ok=True)
+    with monkeypatch.context() as patch:
+        for name in ("parse", "parse_run", "parse_run_and"):
+            if hasattr(program, name):
+                patch.setattr(program, name, end_after(getattr(program, name)))
+        name = "parse_known_args" if "parse_known_args" in Path(str(program.__file__)).read_text() else "parse_args"
+        patch.setattr(argparse.ArgumentParser, name, end_after(getattr(argparse.ArgumentParser, name)))
+        patch.setattr(launch.cli.paths, "saved_steps", lambda directory: [1])
+        patch.setattr(sys, "argv", [module, *words])
+        with pytest.raises(Parsed):
+            program.main(*[words][: len(inspect.signature(program.main).parameters)])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_its_commands_are_understood(page: Path, place: Path, monkeypatch: pytest.MonkeyPatch):
+    write_files((DOCS / "huggingface.md").read_text(), place)
+    if page.parent == DOCS:
+        write_inputs(page.name, place)
+    for module, words in printed_commands(page.read_text()):
+        if "VALUE" not in words:  # else the form of a command
+            parses(module, words, monkeypatch)
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
+def test_commands_of_results_are_understood_or_of_a_commit(path: Path, place: Path, monkeypatch: pytest.MonkeyPatch):
+    text = path.read_text()
+    if re.search(r'^(commit    |  "commit": ")[0-9a-f]{8}, of which', text, re.MULTILINE):
+        return
+    if path.suffix == ".json":
+        text = text.replace('"', "\n")
+    (place / "benchmarks").symlink_to(ROOT / "benchmarks")
+    for module, words in printed_commands(text):
+        parses(module, words, monkeypatch)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ ROOMS = {
         ("chunks", "options", "types"),
         ("adapters", "kernels", "keys", "parallel"),
         ("cache", "param_labels", "program", "sampling"),
-        ("log_probs", "quantization", "verify"),
+        ("log_probs", "quantization", "verify", "vocabulary"),
         ("drafters",),
         ("rollout",),
         ("carry_over", "cost", "rewards"),

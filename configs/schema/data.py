@@ -45,6 +45,7 @@ class DataConfig(Options):
         held_out_count:    Number of training problems to hold out if held_out and function are None. None: 256, or a
                            fifth of them if that is fewer.
         prompt_field:      Field of the problem: text or a list of messages. a.b is field b within field a.
+        tools_field:       Field of the tools for the chat template, where a row has it: a list of objects, or its JSON.
         answer_field:      Field of the answer: text or a number.
         solution_field:    Field of a worked solution, for the warm-up. None: no solutions.
         answer_after:      Read the answer after the last such marker (#### in GSM8K). None: the whole field.
@@ -64,6 +65,7 @@ class DataConfig(Options):
     held_out: Paths | None = None
     held_out_count: Positive | None = None
     prompt_field: str = "question"
+    tools_field: str | None = "tools"
     answer_field: str = "answer"
     solution_field: str | None = None
     answer_after: str | None = None

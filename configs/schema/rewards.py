@@ -52,6 +52,7 @@ class RewardConfig(Options):
         keep_special_tokens: Score with special tokens (<think>).
         workers:      Number of scorer processes.
         time_limit_s: Seconds for all scorers of one completion. After that it has no reward.
+        code:         Hash of the code of your own scorers. Runs set it, and say if they go on with other code.
     """
 
     scorer: str = "exact"
@@ -63,6 +64,7 @@ class RewardConfig(Options):
     keep_special_tokens: bool = False
     workers: Annotated[int, at_least(1), at_most(1024)] = 2
     time_limit_s: Annotated[float, above(0), at_most(86_400)] = 5.0
+    code: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,6 +8,7 @@ RECIPE_ONLY = (
     *("draft.intermediate_size", "draft.num_heads", "draft.num_kv_heads", "draft.head_dim"),
     *("draft.lookup.min_n", "draft.lookup.max_n", "draft.lookup.factor", "draft.lookup.offset"),
     *("data.function", "data.arithmetic", "data.chat_template_time", "rollout.admit", "rollout.kept_prompts"),
+    "reward.code",
     *(f"{name}.{field}" for name in ("policy_optimizer", "draft_optimizer") for field in ("b1", "b2", "momentum")),
     *("draft_optimizer.kind", "draft_optimizer.weight_decay", "draft_optimizer.clip_norm"),
     *(f"warmup.optimizer.{field}" for field in ("kind", "schedule", "decay_steps", "floor", "b1", "b2", "momentum")),
@@ -24,7 +25,7 @@ _NETWORKS = (
 _PROBLEMS = (
     *("seed", "data.train", "data.held_out", "data.held_out_count", "data.prompt_field", "data.answer_field"),
     *("data.solution_field", "data.answer_after", "data.instruction", "data.tokenizer", "data.system_prompt"),
-    *("data.chat_template_kwargs", "data.max_prompt_tokens"),
+    *("data.tools_field", "data.chat_template_kwargs", "data.max_prompt_tokens"),
 )
 # All but carry-over: only runs go on with sequences of an earlier step.
 _ROLLOUT = ("rollout.group_size", "rollout.function", "rollout.verifier", "rollout.law", "rollout.phases")

@@ -6,6 +6,7 @@ A file has any format of launch.data.records. Its records have the fields
     response  text: the answer. A stop token is appended to it unless it ends with one, or with a stop string.
     tokens    optional: token ids of the answer, including its stop token if it has one. Used instead of `response`,
               because tokenizing the text may not give the generated tokens back.
+    tools     optional: descriptions of tools for the chat template.
 
 or, instead, a conversation in `messages` or `conversations`: objects with `role` and `content`, or `from` and `value`.
 Each turn of the assistant is an answer to the messages before it, unless it calls tools.
@@ -20,12 +21,21 @@ from launch.cli.errors import ConfigError
 from launch.data.batches import check_ids, padded_length
 from launch.data.json_lines import field_value, text_field
 from launch.data.problems import Problem
-from launch.data.prompts import CALLS, prompt_fields, read_message, read_prompt, with_tool_calls
+from launch.data.prompts import (
+    CALLS,
+    messages_in,
+    prompt_fields,
+    read_message,
+    read_prompt,
+    tools_of,
+    with_tool_calls,
+)
 from launch.data.records import read_records
 from launch.data.responses import Answers
 from launch.data.stop_strings import until_stop
 from launch.data.tokenizers import Tokenizer
 
+_FIELDS = "prompt", "response", "tokens", "tools", "messages", "conversations"
 # Names of roles in conversations of `from` and `value`.
 _ROLES = {"human": "user", "gpt": "assistant", "chatgpt": "assistant", "model": "assistant", "bot": "assistant"}
 _ROLES |= {"observation": "tool"}
@@ -38,7 +48,9 @@ def answer_records(answers: Answers, problems: Sequence[Problem], tokenizer: Tok
         answers.ids, answers.tokens, answers.prompt_lengths, answers.lengths, strict=True
     ):
         ids = row[start:end].tolist()
-        yield {"prompt": prompt_fields(problems[problem].prompt), "response": tokenizer.decode(ids), "tokens": ids}
+        prompt = problems[problem].prompt
+        record = {"prompt": prompt_fields(prompt), "response": tokenizer.decode(ids), "tokens": ids}
+        yield record | ({"tools": [*tools_of(prompt)]} if tools_of(prompt) else {})
 
 
 def load_answers(
@@ -64,7 +76,7 @@ def load_answers(
         if tokenizer.decode(after_stop).strip():
             counts["responses cut at a stop token or stop string within them"] += 1
         has_prompt = not _is_blank(field_value(turn, "prompt", where))
-        prompt = tokenizer.chat(read_prompt(turn, "prompt", where)) if has_prompt else []
+        prompt = tokenizer.chat(read_prompt(turn, "prompt", where, "tools")) if has_prompt else []
         check_ids([*prompt, *answer], vocab_size, where)
         if not 0 < len(prompt) <= max_prompt_tokens:
             counts[f"responses dropped: prompt empty or over {max_prompt_tokens} tokens"] += 1
@@ -82,9 +94,10 @@ def load_answers(
 
 def _turns_of(path: str | Path) -> Iterator[tuple[dict[str, Any], bool, str]]:
     """Yield (turn, whether it calls tools, place) for each answer in a file, as `_turns` does."""
-    for record, where in read_records("responses", path, "train"):
+    for record, where in read_records("responses", path, "train", (), _FIELDS):
+        tools = {name: record[name] for name in ("tools",) if name in record}
         for turn, calls_tools in _turns(record, where):
-            yield turn, calls_tools, where
+            yield turn | tools, calls_tools, where
 
 
 def _turns(record: dict[str, Any], where: str) -> Iterator[tuple[dict[str, Any], bool]]:
@@ -93,7 +106,7 @@ def _turns(record: dict[str, Any], where: str) -> Iterator[tuple[dict[str, Any],
     if name is None or any(record.get(field) is not None for field in ("response", "tokens")):
         yield record, False
         return
-    messages = record[name]
+    messages = messages_in(record[name], f"{where}: field {name!r}")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ConfigError(f"{where}: field {name!r} must be a list of messages")
     if "from" in (messages or [{}])[0]:

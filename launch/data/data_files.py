@@ -5,8 +5,9 @@ A path is never a pattern or an address: brackets, stars and `::` in it stand fo
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,15 @@ def _may_hold_records(name: str) -> bool:
 def _files_below(option: str, folder: Path) -> list[str]:
     """Return the files in a folder and its subfolders, relative to it, in order, but not of hidden subfolders.
 
-    Follows links. A broken link is returned too, so that reading it names it.
+    Follows links, but enters each folder once. A broken link is returned too, so that reading it names it.
     """
-
-    def below(directory: Path, parents: tuple[Path, ...]) -> Iterator[Path]:
+    found, entered, waiting, links = list[str](), set[Path](), [folder], list[Path]()
+    while waiting or links:
+        # Linked folders come last, by name: files have the names that they have without links, if there are such.
+        directory = waiting.pop() if waiting else heappop(links)
+        if (real := directory.resolve()) in entered:
+            continue
+        entered.add(real)
         try:
             paths = [*directory.iterdir()]
         except OSError as error:
@@ -88,11 +94,12 @@ def _files_below(option: str, folder: Path) -> list[str]:
         for path in paths:
             if not path.is_dir():
                 if path.is_file() or path.is_symlink():
-                    yield path
-            elif not path.name.startswith(".") and (real := path.resolve()) not in parents:  # no loop of links
-                yield from below(path, (*parents, real))
-
-    return sorted(path.relative_to(folder).as_posix() for path in below(folder, (folder.resolve(),)))
+                    found.append(path.relative_to(folder).as_posix())
+            elif path.is_symlink() and not path.name.startswith("."):
+                heappush(links, path)
+            elif not path.name.startswith("."):
+                waiting.append(path)
+    return sorted(found)
 
 
 def _check_shards(owner: str, files: Sequence[str], remedy: str) -> None:

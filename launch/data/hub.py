@@ -36,9 +36,17 @@ _NAMES = {
 }
 # Endings of files of problems, in any case. A path with one of them is a file, even if it does not exist.
 DATA_FILES = (".csv", ".csv.gz", ".json", ".json.gz", ".jsonl", ".jsonl.gz", ".parquet")
-# Files of a checkpoint, all in the repository's top directory. consolidated*: a second copy of the same weights.
-CHECKPOINT_FILES = ("*.safetensors", "*.json", "chat_template.jinja", "merges.txt", "tokenizer.model")
-_NOT_FETCHED = ("*/*", "consolidated*")
+# Files of a tokenizer, which a checkpoint holds beside its weights: all that transformers reads or writes with one.
+TOKENIZER_FILES = (
+    *("*.jinja", "additional_chat_templates/*.jinja", "chat_template.json"),
+    *("*.model", "*.model.v*", "*.spm", "*.tiktoken", "*.codes", "merges.txt", "vocab*.txt", "vocab*.json"),
+    *("tokenizer*.json", "tekken.json", "added_tokens.json", "special_tokens_map.json", "normalizer.json"),
+    *("generation_config.json", "processor_config.json", "preprocessor_config.json"),
+)
+# Files of a checkpoint. In these patterns a star matches slashes too. consolidated*: a second copy of the same weights.
+CHECKPOINT_FILES = ("*.safetensors", "*.json", *TOKENIZER_FILES)
+# Of folders, only those that begin with "add" are fetched.
+_NOT_FETCHED = ("[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Readers of JSON and JSONL files, and a writer of JSONL files (one JSON object per line)."""
 
 import gzip
+import io
 import json
 import math
 import zlib
@@ -15,6 +16,9 @@ from specjax.parallel import processes
 
 # First bytes of a file that gzip has compressed.
 _GZIP = b"\x1f\x8b"
+# What a compressed file may hold: so many bytes, and with gzip so many times its own. Text has ten times its own, and
+# a thousand times is possible.
+_LEAST_BYTES, _MOST_TIMES = 2**28, 200
 _MISSING = object()
 
 
@@ -68,12 +72,38 @@ def read_text(option: str, path: str | Path) -> str:
     """
     try:
         contents = Path(path).read_bytes()
-        return (gzip.decompress(contents) if contents.startswith(_GZIP) else contents).decode("utf-8-sig")
+        if contents.startswith(_GZIP):
+            limit = most_bytes(len(contents), _MOST_TIMES)
+            with gzip.open(io.BytesIO(contents)) as file:
+                contents = file.read(limit + 1)
+            check_bytes(len(contents), limit)
+        return contents.decode("utf-8-sig")
     except (OSError, EOFError, ValueError, zlib.error) as error:
         if isinstance(error, UnicodeDecodeError):
             raise ConfigError(f"{option} = {path}: must be UTF-8 text, plain or compressed by gzip") from None
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{option} = {path}: cannot be read: {reason}") from None
+
+
+def most_bytes(size: int, times: int) -> int:
+    """Return how many bytes a compressed file of `size` bytes may hold."""
+    return _LEAST_BYTES + times * size
+
+
+def check_bytes(count: int, most: int) -> None:
+    """Raise ValueError for a file that holds more than `most_bytes`: it is made to fill the memory."""
+    if count > most:
+        raise ValueError(f"holds over {most / 2**20:.0f} MiB when decompressed, far beyond its size; must hold less")
+
+
+def without_nulls(value: Any) -> Any:
+    """Return a JSON value without the members of objects that are null, at every depth. Items of lists stay.
+
+    Arrow pads the fields that an object lacks with null, so null and absent cannot be told apart.
+    """
+    if isinstance(value, dict):
+        return {name: without_nulls(member) for name, member in value.items() if member is not None}
+    return [*map(without_nulls, value)] if isinstance(value, list) else value
 
 
 def text_field(record: dict[str, object], field: str, where: str) -> str:
@@ -90,6 +120,11 @@ def field_value(record: dict[str, object], field: str, where: str) -> object:
     if (value := _find(record, field)) is _MISSING:
         raise ConfigError(f"{where}: no field {field!r}; it has {_names(record)}")
     return value
+
+
+def optional_value(record: dict[str, object], field: str) -> object:
+    """Return the value of a field, as `text_field` finds it; None if there is none."""
+    return None if (value := _find(record, field)) is _MISSING else value
 
 
 def require_fields(

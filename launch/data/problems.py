@@ -8,9 +8,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from configs.schema import DataConfig
 from launch.cli.errors import ConfigError
-from launch.data.json_lines import field_value, json_text, require_fields, text_field
-from launch.data.prompts import Message, Prompt, prompt_text, read_prompt
+from launch.data.json_lines import (
+    field_value,
+    json_text,
+    optional_value,
+    require_fields,
+    text_field,
+    without_nulls,
+)
+from launch.data.prompts import Message, Prompt, prompt_text, read_prompt, tool_texts
 from launch.data.records import read_records
 
 logger = logging.getLogger(__name__)
@@ -34,7 +42,7 @@ class Problem:
         answer:   the reference answer that scorers compare with.
         solution: worked solution to train on in the warm-up, if there is one.
         source:   place in the file it was read from, "path:line".
-        columns:  all columns of its row, for scorers of your own.
+        columns:  all columns of its row that are not null, for scorers of your own.
     """
 
     prompt: Prompt
@@ -45,9 +53,10 @@ class Problem:
 
     @property
     def question(self) -> str:
-        """The prompt's text without system messages, in Unicode's composed form and stripped, for comparison."""
+        """The prompt's tools and text without system messages, in Unicode's composed form, stripped, for comparison."""
         messages = self.prompt if isinstance(self.prompt, tuple) else (Message("user", self.prompt),)
-        return _composed(" ".join(message.text for message in messages if message.role != "system"))
+        texts = [message.text for message in messages if message.role != "system"]
+        return _composed(" ".join([*tool_texts(self.prompt), *texts]))
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -68,10 +77,12 @@ def read_problems(
     option: str = "data.train",
     distinct: bool = False,
     scorers: Sequence[str] = (),
+    tools_field: str | None = DataConfig.tools_field,
 ) -> list[Problem]:
     """Read problems from files (JSONL, JSON, CSV, parquet), folders of them, or data sets on the hub (launch.data.hub).
 
     Answer and solution are text or numbers; a prompt may also be a list of messages. `a.b` names a field within one.
+    Null counts as absent within messages, tools and columns.
 
     answer_after: a marker, "####" for GSM8K. The answer is the text after its last occurrence in the answer field.
     option:       for error messages. A data set without a split is read from its split train for data.train, and from
@@ -79,6 +90,7 @@ def read_problems(
     distinct:     keep one of several equal problems (`distinct_problems`).
     scorers:      names of the scorers. For a scorer of your own, problems keep their columns; if the first is one, an
                   answer may also be an object or a list, which becomes JSON.
+    tools_field:  field of the tools that a prompt's chat template gets (`read_prompt`). Records may lack it.
 
     Raises ConfigError for invalid input; the message names the file, the line if there is one, and the option.
     """
@@ -87,9 +99,14 @@ def read_problems(
     if solution_field is not None:
         fields["data.solution_field"] = solution_field
 
+    own, has_tools = any(":" in name for name in scorers), False
+    needed, also = None if own else fields.values(), () if tools_field is None else (tools_field,)
+
     def read() -> Iterator[Problem]:
-        for record, where in read_records(option, paths, "train" if option == "data.train" else "test"):
+        nonlocal has_tools
+        for record, where in read_records(option, paths, "train" if option == "data.train" else "test", needed, also):
             require_fields(record, fields, where, USUAL_FIELDS)
+            has_tools |= tools_field is not None and optional_value(record, tools_field) is not None
             objects = answer_after is None and ":" in "".join(scorers[:1])
             with _naming("data.answer_field"):
                 answer = _answer(record, answer_field, where, objects=objects)
@@ -100,7 +117,7 @@ def read_problems(
                             f"{where}: field {answer_field!r}: must hold an answer after {answer_after!r}"
                         )
             with _naming("data.prompt_field"):
-                prompt = read_prompt(record, prompt_field, where)
+                prompt = read_prompt(record, prompt_field, where, tools_field)
             with _naming("data.solution_field"):
                 solution = None if solution_field is None else text_field(record, solution_field, where)
             yield Problem(
@@ -108,13 +125,15 @@ def read_problems(
                 answer=answer.strip(),
                 solution=solution,
                 source=where,
-                columns=record if any(":" in name for name in scorers) else {},
+                columns=without_nulls(record) if own else {},
             )
 
     name = paths if isinstance(paths, str | Path) else " ".join(paths)
     problems = distinct_problems(read(), f"{option} = {name}") if distinct else [*read()]
     if not problems:
         raise ConfigError(f"{option} = {name}: must hold at least one problem")
+    if not has_tools and tools_field not in (None, DataConfig.tools_field):
+        logger.warning("data.tools_field = %s: no row of %s = %s has tools in such a field", tools_field, option, name)
     return problems
 
 

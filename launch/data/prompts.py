@@ -1,10 +1,12 @@
-"""Prompts: text, or the messages of a conversation."""
+"""Prompts: text, or the messages of a conversation, perhaps with tools that the model may call."""
 
 import json
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from launch.cli.errors import ConfigError
-from launch.data.json_lines import field_value, json_text, text_field
+from launch.data.json_lines import field_value, json_text, optional_value, text_field, without_nulls
 from specjax.options import show
 
 # Fields by which an assistant calls tools. Such a message may have no content.
@@ -35,16 +37,60 @@ class Message(NamedTuple):
         return "\n".join([*filter(None, [self.content]), *extra])
 
 
+class Conversation(tuple[Message, ...]):
+    """Messages with the tools that the model may call in it. Prompts are equal if their tools are.
+
+    tools: their descriptions, as JSON values.
+    """
+
+    tools: Sequence[dict[str, Any]]
+
+    def __new__(cls, messages: Iterable[Message], tools: Sequence[dict[str, Any]] = ()) -> "Conversation":
+        made = super().__new__(cls, messages)
+        made.tools = tools
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple) and super().__eq__(other) and [*self.tools] == [*tools_of(other)]
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = tuple.__hash__
+
+
 Prompt: TypeAlias = str | tuple[Message, ...]
 
+# The beginning of a list of objects, as JSON or Python writes it.
+_LIST_OF_OBJECTS = re.compile(r"\s*\[\s*\{\s*['\"]")
 
-def read_prompt(record: dict[str, object], field: str, where: str) -> Prompt:
-    """Return the prompt in a field of a JSON object: text, or a list of objects with role and content.
+
+def tools_of(prompt: Prompt) -> Sequence[dict[str, Any]]:
+    """Return the tools of a prompt, as JSON values; none for text and plain tuples of messages."""
+    return prompt.tools if isinstance(prompt, Conversation) else ()
+
+
+def tool_texts(prompt: Prompt) -> list[str]:
+    """Return the tools of a prompt as text to display and compare, which does not depend on the order of fields."""
+    return [json.dumps(tool, sort_keys=True) for tool in tools_of(prompt)]
+
+
+def read_prompt(record: dict[str, object], field: str, where: str, tools: str | None = None) -> Prompt:
+    """Return the prompt in a field of a JSON object: text, or a list of objects with role and content, or its JSON.
 
     Content is text, or a list of parts of text, which are joined. Other fields that are not empty are kept. Raises
     ConfigError, naming `where`, for anything else, and if the last message is not the user's or a tool's.
+
+    tools: field of the descriptions of tools, a list of objects or its JSON, which may be missing or empty.
     """
-    value = field_value(record, field, where)
+    prompt, described = _read_prompt(record, field, where), _read_tools(record, tools, where)
+    if not described:
+        return prompt
+    return Conversation((Message("user", prompt),) if isinstance(prompt, str) else prompt, described)
+
+
+def _read_prompt(record: dict[str, object], field: str, where: str) -> Prompt:
+    value = messages_in(field_value(record, field, where), f"{where}: field {field!r}")
     if not isinstance(value, list):
         return text_field(record, field, where)
     if not value or not all(isinstance(message, dict) for message in value):
@@ -59,6 +105,44 @@ def read_prompt(record: dict[str, object], field: str, where: str) -> Prompt:
             f"{where}: field {field!r} must end with a non-empty message whose role is user, or with a tool's after it"
         )
     return messages
+
+
+def messages_in(value: object, owner: str) -> object:
+    """Return the messages of which a text is the JSON, as files of CSV hold them; other values unchanged.
+
+    Raises ConfigError, beginning with `owner`, for a list of messages as Python prints it.
+    """
+    if not isinstance(value, str) or not _LIST_OF_OBJECTS.match(value) or not value.rstrip().endswith("]"):
+        return value
+    read = _parsed(value)
+    if read == value and all(re.search(rf"""['"]{name}['"]\s*:""", value) for name in ("role", "content")):
+        raise ConfigError(f"{owner} = {show(value)}: is not JSON; must be, with its quotes, to be messages")
+    return read if all(isinstance(each, dict) and "role" in each for each in read) else value
+
+
+def _read_tools(record: dict[str, object], field: str | None, where: str) -> list[dict[str, Any]]:
+    """Return the descriptions of tools in a field of a record; none if it is missing or empty."""
+    value = None if field is None else optional_value(record, field)
+    described = _parsed(value)
+    if described in (None, []) or (isinstance(described, str) and not described.strip()):
+        return []
+    tools = [*map(_parsed, described)] if isinstance(described, list) else [described]
+    if isinstance(described, dict) or not all(isinstance(tool, dict) and tool for tool in tools):
+        raise ConfigError(
+            f"{where}: field {field!r} = {show(value)}: must be a list of objects that describe tools, or its JSON; "
+            "data.tools_field = None leaves it out"
+        )
+    return [_json_value(tool, str(field), where) for tool in tools]
+
+
+def _parsed(value: object) -> Any:
+    """Return what JSON text holds, without nulls; other text and other values unchanged."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return without_nulls(json.loads(value))
+    except (ValueError, RecursionError):
+        return value
 
 
 def read_message(message: dict[str, Any], where: str) -> Message:
@@ -84,10 +168,7 @@ def with_tool_calls(message: dict[str, Any], where: str) -> dict[str, Any]:
     if message.get("role") != "function_call":
         return message
     content = message.get("content")
-    try:
-        value = json.loads(content) if isinstance(content, str) else content
-    except (ValueError, RecursionError):
-        value = None
+    value = _parsed(content)
     calls = value if isinstance(value, list) else [value]
     if not calls or not all(isinstance(call, dict) and {"name", "arguments"} <= call.keys() for call in calls):
         raise ConfigError(
@@ -122,10 +203,12 @@ def _text_of_part(part: Any, where: str) -> str:
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """Return the prompt as text to display: its messages, one per line."""
-    return prompt if isinstance(prompt, str) else "\n".join(message.text for message in prompt)
+    """Return the prompt as text to display and compare: its tools and its messages, one per line."""
+    if isinstance(prompt, str):
+        return prompt
+    return "\n".join([*tool_texts(prompt), *(message.text for message in prompt)])
 
 
 def prompt_fields(prompt: Prompt) -> str | list[dict[str, Any]]:
-    """Return the prompt in the form that `read_prompt` reads."""
+    """Return the prompt in the form that `read_prompt` reads, without its tools."""
     return prompt if isinstance(prompt, str) else [message.fields for message in prompt]

@@ -5,33 +5,21 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from launch.cli.errors import ConfigError, as_config_error
 from launch.data.chat_template import render
-from launch.data.hub import checkpoint_directory
-from launch.data.prompts import CALLS, Message, Prompt, prompt_fields
+from launch.data.hub import TOKENIZER_FILES, checkpoint_directory
+from launch.data.prompts import CALLS, Message, Prompt, prompt_fields, tools_of
 from models.files import check_file, read_json, write_json
 from specjax.options import show
 
 logger = logging.getLogger(__name__)
 
-# Files of a tokenizer, which a checkpoint holds beside its weights.
-TOKENIZER_FILES = (
-    "added_tokens.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "generation_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.json",
-)
 # Arguments of transformers' apply_chat_template that are not variables of the template.
 _NO_VARIABLES = {
     *("conversation", "add_generation_prompt", "continue_final_message", "tokenize", "padding", "truncation"),
@@ -54,6 +42,10 @@ class Tokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, without added special tokens."""
+        ...
+
+    def token_ids(self) -> Collection[int]:
+        """Return the ids that have a token, stop tokens included."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -84,6 +76,9 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode())
 
+    def token_ids(self) -> Collection[int]:
+        return range(self.vocab_size)
+
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(i for i in ids if 0 <= i < 256 and i not in self.stop_tokens).decode(errors="replace")
 
@@ -109,6 +104,9 @@ class CharacterTokenizer:
             if character not in self._alphabet:
                 raise ConfigError(f"text = {text!r}: holds {character!r}; allowed characters are {self._alphabet!r}")
         return [self._alphabet.index(character) for character in text]
+
+    def token_ids(self) -> Collection[int]:
+        return range(self.vocab_size)
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self._alphabet[i] for i in ids if 0 <= i < len(self._alphabet) and i not in self.stop_tokens)
@@ -165,6 +163,9 @@ class HuggingFaceTokenizer:
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
 
+    def token_ids(self) -> Collection[int]:
+        return {*self._tokenizer.get_vocab().values(), *self.stop_tokens}
+
     def decode(self, ids: Sequence[int]) -> str:
         # Skip stop tokens here: the ones in generation_config.json may not be special tokens of the tokenizer.
         text_ids = [i for i in ids if 0 <= i < self.vocab_size and i not in self.stop_tokens]
@@ -191,6 +192,8 @@ class HuggingFaceTokenizer:
         """Return the ids of a prompt. The instruction is applied to the user's last message."""
         if self._tokenizer.chat_template is None:
             return self._tokenizer.encode(self._instruction.format(prompt=_only_text(prompt)))
+        tools = tools_of(prompt)
+        variables = self._template_kwargs | ({"tools": [*tools]} if tools else {})
         messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
         if self._system_prompt is not None and not any(message.role == "system" for message in messages):
             messages.insert(0, Message("system", self._system_prompt))
@@ -199,7 +202,7 @@ class HuggingFaceTokenizer:
         messages[asked] = messages[asked]._replace(content=question)
         try:
             fields = [message.fields for message in messages]
-            ids, template = render(self._tokenizer, fields, self._template_kwargs, self._template_time)
+            ids, template = render(self._tokenizer, fields, variables, self._template_time)
         except Exception as error:  # a template is a program, which may raise anything
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise ConfigError(
@@ -207,6 +210,8 @@ class HuggingFaceTokenizer:
                 "the prompt unchanged"
             ) from error
         self._check_fields({name for message in messages for name in message.extra if not _reads(template, name)})
+        if tools and not _has_variable(template, "tools"):
+            _warn_of_tools(f"the chat template of model.path = {self._directory}")
         return ids
 
     def _check_fields(self, unread: set[str]) -> None:
@@ -222,6 +227,20 @@ class HuggingFaceTokenizer:
                 "model.path = %s: its chat template does not read fields of messages: %s",
                 *(self._directory, ", ".join(sorted(unread))),
             )
+
+
+@cache
+def _warn_of_tools(owner: str) -> None:
+    """Log once that the tools of prompts are not rendered. owner: what cannot take them."""
+    logger.warning(
+        "data.tools_field: prompts have tools, which %s cannot take; they are left out of the prompts", owner
+    )
+
+
+def _has_variable(template: str, name: str) -> bool:
+    """Return whether a chat template has the name in its statements and expressions."""
+    code = (part for block in re.split(r"\{[{%]", template)[1:] for part in re.split(r"[%}]\}", block)[:1])
+    return any(re.search(rf"\b{name}\b", part) for part in code)
 
 
 def _reads(template: str, name: str) -> bool:
@@ -286,10 +305,10 @@ def _load(directory: Path) -> Any:
     """Load the Hugging Face tokenizer of a directory. Raises ConfigError with one line if that fails."""
     if not directory.is_dir():
         raise ConfigError(f"model.path = {directory}: no such directory")
-    for name in (*TOKENIZER_FILES, "config.json"):
-        if (directory / name).exists():
-            with as_config_error():
-                check_file(directory / name)
+    with as_config_error():
+        _tokenizer_files(directory)
+        if (directory / "config.json").exists():
+            check_file(directory / "config.json")
     # Silence the advice to install PyTorch: we use only the tokenizers.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     try:
@@ -330,6 +349,11 @@ def check_no_template(owner: str, system_prompt: str | None, template_kwargs: Ma
 
 
 def _only_text(prompt: Prompt) -> str:
+    """Return the text of a prompt: its own, or that of its only message if it has tools. Raises ConfigError."""
+    if tools_of(prompt):
+        _warn_of_tools("a tokenizer without a chat template")
+        if len(prompt) == 1 and prompt[0] == Message("user", prompt[0].content):
+            return prompt[0].content or ""
     if not isinstance(prompt, str):
         messages = json.dumps(prompt_fields(prompt), ensure_ascii=False)
         raise ConfigError(
@@ -373,9 +397,18 @@ def _field(path: Path, name: str) -> Any:
 
 def copy_tokenizer(source: Path, out: Path) -> None:
     """Copy the tokenizer's files that `source` holds to `out`."""
-    for name in TOKENIZER_FILES:
-        if (source / name).exists():
-            shutil.copyfile(source / name, out / name)
+    for path in _tokenizer_files(source):
+        copy = out / path.relative_to(source)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copyfile(path, copy)
+
+
+def _tokenizer_files(directory: Path) -> list[Path]:
+    """Return the files of a directory that match TOKENIZER_FILES. Raises ValueError unless all are regular files."""
+    paths = sorted({path for pattern in TOKENIZER_FILES for path in directory.glob(pattern)})
+    for path in paths:
+        check_file(path)
+    return paths
 
 
 def state_stops(directory: Path, stop_tokens: Sequence[int], stop_strings: Sequence[str]) -> None:

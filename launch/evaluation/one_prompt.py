@@ -12,7 +12,7 @@ from launch.cli.errors import ConfigError
 from launch.cli.progress import Progress
 from launch.data.batches import fixed_batches
 from launch.data.problems import Problem
-from launch.data.prompts import Prompt
+from launch.data.prompts import Prompt, read_prompt
 from launch.data.stop_strings import before_stop
 from launch.data.tokenizers import HuggingFaceTokenizer, Tokenizer
 from launch.evaluation.sampler import Sampler
@@ -24,6 +24,11 @@ from specjax.parallel.mesh import batch_shards
 from specjax.rollout.plan import RolloutConfig
 from specjax.train.metrics import rollout_metrics
 from specjax.types import Params, Prompts
+
+
+def given_problem(prompt: str) -> Problem:
+    """Return the problem of a prompt: text, or the JSON of messages. Raises ConfigError if it is blank."""
+    return Problem(prompt=read_prompt({"prompt": prompt}, "prompt", "--prompt"), answer="")
 
 
 def as_asked(problem: Problem, tokenizer: Tokenizer) -> str:

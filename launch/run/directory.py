@@ -27,7 +27,7 @@ FREE_ON_RESUME = (
     *("gap_alarm", "max_skipped"),
     *("log", "eval", "checkpoint", "speedup", "mesh"),
     # The layout of a step in time and memory, which another mesh may need to change.
-    *("microbatches", "ladder", "logit_chunk", "model.remat", "reward.workers"),
+    *("microbatches", "ladder", "logit_chunk", "model.remat", "reward.workers", "reward.code"),
     # rollout.stop_tokens and rollout.stop_strings hold all there are, and the checkpoint a checksum of the prompts.
     *("rollout.replace_stop_tokens", "data.chat_template_time", "data.held_out_count"),
 )
@@ -96,7 +96,7 @@ def record_config(directory: Path, config: RunConfig, report: Callable[[str], No
 
 def _record_config(directory: Path, config: RunConfig, report: Callable[[str], None]) -> None:
     if config.resume:
-        _check_unchanged(directory / CONFIG_FILE, config)
+        _check_unchanged(directory / CONFIG_FILE, config, report)
         try:
             for damaged in set_damaged_aside(directory / CHECKPOINTS):
                 report(damaged)
@@ -158,12 +158,16 @@ def _newest(name: str) -> Path:
     return numbered[max(numbered)]
 
 
-def _check_unchanged(path: Path, config: RunConfig) -> None:
+def _check_unchanged(path: Path, config: RunConfig, report: Callable[[str], None]) -> None:
+    """Raise ConfigError for options that must not change. Report a reward whose code is another one."""
     free = FREE_WHILE_CHOOSING if config.rollout.draft_lengths else FREE_ON_RESUME
     if config.rollout.carry_over is not None:
         # Unfinished sequences stay on their data shard, which has room only for its own.
         free = tuple(name for name in free if name != "mesh")
     for name, now, was in differences(config, read_recorded(path, "resume")):
+        if name == "reward.code" and None not in (was, now):
+            scorers = ", ".join(config.reward.names)
+            report(f"reward = {scorers}: has other code than in the steps so far; the new one scores later steps")
         if not {name, name.partition(".")[0]} & set(free):
             raise ConfigError(
                 f"{name} = {now}: the run to resume has {was} ({path}); only {', '.join(free)} may change"

@@ -20,6 +20,7 @@ from models.config import DecoderConfig
 from specjax.checkpoint_integrity import fingerprint
 from specjax.drafters import Drafter, NoDrafter
 from specjax.types import Params, Policy, PyTree
+from specjax.vocabulary import with_tokens
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Networks:
 
     Attributes:
         decoder: config of the policy's decoder; None if model.family names a user function.
-        policy:  the policy's functions.
+        policy:  the policy's functions; ids that have no token of the tokenizer's have probability 0.
         drafter: the drafter of `draft`, combined with a lookup if the run has one.
         params:  parameters of policy and draft, and the drafter's memory. With `lora`, `policy` has the adapters and
                  `base` the frozen weights.
@@ -62,6 +63,7 @@ def build_networks(
         policy, weights, decoder = build_policy(config, saved, mesh, policy_key)
         if not shapes:
             _check_tokens(tokenizer, policy.vocab_size)
+            policy = with_tokens(policy, tokenizer.token_ids())
         context = DraftContext(config, policy, weights, decoder, mesh, draft_key, problems, tokenizer, saved)
         draft = build_draft(context)
         drafter = with_lookup(draft.drafter, config.draft.lookup, policy, config.rollout)

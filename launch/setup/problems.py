@@ -175,4 +175,11 @@ def load_problems(paths: str | Sequence[str], config: RunConfig, option: str, di
     """
     data = config.data
     fields = data.prompt_field, data.answer_field, data.solution_field, data.answer_after
-    return read_problems(paths, *fields, option=option, distinct=distinct, scorers=config.reward.names)
+    return read_problems(
+        paths,
+        *fields,
+        option=option,
+        distinct=distinct,
+        scorers=config.reward.names,
+        tools_field=data.tools_field,
+    )

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import NoneType
 
 import pytest
 
@@ -145,3 +146,15 @@ def test_row_54_synonyms_stand_for_options() -> None:
         assert any(option in (flag, f"--{flag.rpartition('.')[2]}") for flag in flags), option
         for name in names.split():
             assert named_like(name, flags) and f"--{name}" not in flags, name
+
+
+def test_row_104_every_option_that_may_be_none_takes_none() -> None:
+    fields = [field for field in fields_of(RunConfig) if NoneType in field.kinds]
+    assert len(fields) > 40 and {field.path for field in fields} >= {"loss.importance_cap", "data.train"}
+    for field in fields:
+        assert [field.read([word]) for word in ("none", "None")] == [None, None], field.path
+    words = ["tiny", "--loss.importance-cap", "none", "--rollout.law.top-k=none", "--data.tools-field", "none"]
+    config = parse_run(words, "", "")
+    assert (config.loss.importance_cap, config.rollout.law.top_k, config.data.tools_field) == (None, None, None)
+    with refuses("loss.importance_cap = nothing: must be FLOAT|None"):
+        parse_run(["tiny", "--loss.importance-cap", "nothing"], "", "")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from launch.data.tokenizers import TOKENIZER_FILES, HuggingFaceTokenizer
+from launch.data.tokenizers import HuggingFaceTokenizer
 from models.checkpoints.draft import head_from_json, load_draft_checkpoint, save_draft_checkpoint
 from models.checkpoints.made_for import read_made_for
 from models.config import DecoderConfig
@@ -130,11 +130,16 @@ def test_row_21_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None
         SINGLE: lambda path: open_tensors(path.parent),
         INDEX: lambda path: open_tensors(path.parent),
         "pytorch_model.bin": lambda path: torch_views(path, {}),
-        **dict.fromkeys(TOKENIZER_FILES, lambda path: HuggingFaceTokenizer(path.parent)),
+        **dict.fromkeys(
+            ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "spiece.model", "vocab.txt"],
+            lambda path: HuggingFaceTokenizer(path.parent),
+        ),
+        "tool_use.jinja": lambda path: HuggingFaceTokenizer(path.parent.parent),
     }
     for name, read in reads.items():
-        path = tmp_path / name.replace(".", "") / name
-        path.parent.mkdir()
+        within = "additional_chat_templates" if name == "tool_use.jinja" else ""
+        path = tmp_path / name.replace(".", "") / within / name
+        path.parent.mkdir(parents=True)
         IRREGULAR[kind](path)
         with pytest.raises(ValueError, match=f"{name}: must be a regular file"):
             read(path)

@@ -12,8 +12,11 @@ import pytest
 from launch.cli.errors import ConfigError
 from launch.data import hub as hub_module
 from launch.data.hub import checkpoint_directory, hub_name
+from launch.data.prompts import Conversation, Message
+from launch.data.tokenizers import HuggingFaceTokenizer, copy_tokenizer
 from tests.launch.conftest import hub as hub  # noqa: PLC0414
 from tests.launch.local_hub import LocalHub
+from tests.launch.tokenizer_files import WORDS, write_word_tokenizer
 from tests.refusals import refuses
 
 MODEL = "org/model"
@@ -107,3 +110,33 @@ def test_row_59_a_branch_with_slashes_is_fetched(hub: LocalHub, tmp_path: Path) 
     find = hub.find
     hub.find = lambda kind, name, revision: find(kind, name, "main" if revision == "feature/head" else revision)
     assert (checkpoint_directory("model.path", f"{MODEL}@feature/head") / "config.json").is_file()
+
+
+def test_row_102_all_that_a_tokenizer_needs_travels(hub: LocalHub, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    source = tmp_path / "source"
+    source.mkdir()
+    write_word_tokenizer(source)
+    (source / "chat_template.jinja").write_text("hello")
+    templates = source / "additional_chat_templates"
+    templates.mkdir()
+    (templates / "tool_use.jinja").write_text("world {{ tools[0].function.name }}")
+    kept = {"spiece.model", "tokenizer.model.v3", "qwen.tiktoken", "vocab.txt", "merges.txt", "tekken.json"}
+    kept |= {"chat_template.json", "added_tokens.json", "special_tokens_map.json", "preprocessor_config.json"}
+    others = {"tokenizer.py", "additional_chat_templates/run.py", "assets/vocab.txt", "1_Pooling/config.json"}
+    for name in {"config.json", *kept, *others}:
+        (source / name).parent.mkdir(exist_ok=True)
+        (source / name).write_text("{}" if name.endswith("json") else "")
+    hub.push("model", "org/model", source)
+    fetched, copy = checkpoint_directory("model.path", "org/model"), tmp_path / "copy"
+    copy.mkdir()
+    copy_tokenizer(fetched, copy)
+    for directory in (fetched, copy):
+        found = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+        assert found >= kept | {"additional_chat_templates/tool_use.jinja"} and not found & others
+    tools = [{"type": "function", "function": {"name": "box"}}]
+    for prompt, text in ((("hello",), "hello"), (("hello", tools), "world box")):
+        message = Message("user", prompt[0])
+        for directory in (source, fetched, copy):
+            ids = HuggingFaceTokenizer(directory).chat(Conversation([message], *prompt[1:]))
+            assert " ".join(WORDS[each] for each in ids) == text

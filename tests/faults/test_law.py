@@ -1,7 +1,10 @@
 """Faults around the sampling law: a cut that is added is ignored nowhere, and an edited draw is noticed."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -9,14 +12,25 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
+from configs.override import override
 from launch.cli.recipes import load_recipe
+from launch.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from launch.diagnosis.diagnose import diagnostic_run
+from launch.setup.networks import build_networks
+from specjax.drafters.distillation import Objective, divergence
+from specjax.log_probs import token_log_probs
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.plan import RolloutConfig
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
 from specjax.testing import assert_verifier_lossless, exact, reference_law
+from specjax.testing.policy import tiny_policy
 from specjax.train.config import TrainConfig
+from specjax.types import PyTree
 from specjax.verify import VERIFIERS, AcceptLaw, Noise, Verdict, accept_law, block_law, draw
 from specjax.verify import law as law_module
+from specjax.vocabulary import with_tokens
+from tests.launch.programs import SMALLEST
+from tests.launch.tokenizer_files import write_word_tokenizer
 from tests.refusals import refuses
 
 LOGITS = jnp.log(jnp.array([0.4, 0.3, 0.2, 0.1]))
@@ -122,3 +136,55 @@ def test_row_62_the_verifiers_draw_with_draw(monkeypatch: pytest.MonkeyPatch) ->
     for name in ("rejection", "block"):
         jax.eval_shape(VERIFIERS[name].verify, log_p, log_p[:, :1], ints, ints[0], noise)
     assert len(called) == 2
+
+
+@pytest.mark.parametrize(
+    "law", [SamplingLaw(), SamplingLaw(0.0), SamplingLaw(0.7, top_k=4), SamplingLaw(0.7, top_p=0.9)], ids=str
+)
+def test_row_103_ids_without_a_token_have_no_probability(law: SamplingLaw) -> None:
+    plain, params = tiny_policy()
+    policy, tokens, start = with_tokens(plain, {0, 1, 3}), jnp.array([[0, 1, 3, 1]]), jnp.zeros(1, jnp.int32)
+    others = jnp.array([2, 4])
+    output = policy.apply(params, tokens, start)
+    for logits in (output.logits, policy.unembed(params, output.hidden)):
+        log_p = process_logits(logits, law)
+        assert not jnp.exp(log_p[..., others]).any() and jnp.allclose(jnp.exp(log_p).sum(-1), 1)
+        noise = jax.random.gumbel(jax.random.key(0), (2000, *log_p.shape))
+        assert {*np.unique(sample(log_p[None], noise))} <= {0, 1, 3}
+        # A draft that proposes such an id is refused, and the residual does not have it.
+        log_q = jnp.log(jnp.array([[[0.1, 0.1, 0.6, 0.1, 0.1]], [[0.0, 0.0, 1.0, 0.0, 0.0]], [[0.2] * 5]]))
+        rows, draft = jnp.repeat(log_p[:, :2], 3, axis=0), jnp.array([[2], [2], [4]])
+        for law_of in (accept_law, block_law):
+            verdict = law_of(rows, log_q, draft, jnp.ones(3, jnp.int32))
+            assert (
+                not verdict.survival.any() and not jnp.exp(verdict.residual(jnp.zeros(3, jnp.int32)))[:, others].any()
+            )
+    for objective in get_args(Objective):
+        full = full_log_probs(output.logits, law)
+        assert jnp.isfinite(
+            divergence(objective, full, full_log_probs(plain.apply(params, tokens, start).logits, law))
+        ).all()
+
+    def loss(params: PyTree) -> Array:
+        log_probs, entropy = token_log_probs(params, policy.apply(params, tokens, start), tokens, law)
+        return jnp.sum(log_probs) + jnp.sum(entropy)
+
+    gradient = jax.grad(loss)(params)
+    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves((loss(params), gradient)))
+    assert not gradient["head"][:, others].any() and gradient["head"][:, 0].any()
+
+
+def test_row_103_a_policy_has_the_tokens_of_its_tokenizer(tmp_path: Path) -> None:
+    directory = write_word_tokenizer(tmp_path)
+    contents = json.loads((directory / "tokenizer.json").read_text())
+    contents["model"]["vocab"]["<tool>"] = 13  # after a gap
+    (directory / "tokenizer.json").write_text(json.dumps(contents))
+    (directory / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 14]}))
+    tokenizer, mesh = HuggingFaceTokenizer(directory), make_mesh(MeshConfig())
+    config = override(SMALLEST, {"model.architecture.vocab_size": 16, "draft.kind": "none", "rollout.draft_length": 0})
+    for of, ids in ((tokenizer, {*range(10), 13, 14}), (ByteTokenizer(), None)):
+        if ids is None:
+            config = override(config, {"model.architecture.vocab_size": 257})
+        policy, params = (networks := build_networks(config, mesh, of, [])).policy, networks.params.policy
+        logits = policy.unembed(params, jnp.ones((1, 1, 8)))[0, 0]
+        assert {*np.flatnonzero(logits > -100)} == (ids or {*range(257)})

@@ -14,6 +14,7 @@ import launch.data.data_files
 from configs.schema import DataConfig, RunConfig
 from launch.cli.errors import ConfigError
 from launch.data.problems import read_problems
+from launch.data.records import read_records
 from launch.run.pin_references import with_commits
 from launch.setup.problems import build_problems
 from tests.refusals import refuses
@@ -220,8 +221,69 @@ def test_row_37_answers_are_as_short_as_their_type_allows(tmp_path: Path) -> Non
     assert [problem.answer for problem in read_problems(path, "question", "answer.b.c")] == shortest
     keyed = write(tmp_path / "g.parquet", [[("b", 0.1)]], pa.map_(pa.string(), single))
     read = read_problems(keyed, "question", "question", scorers=("own:scorer",))
-    assert read[0].columns["answer"] == [("b", Decimal("0.1"))]
+    assert read[0].columns["answer"] == {"b": Decimal("0.1")}
     words = pa.array(given, single).dictionary_encode()
     assert answers(write(tmp_path / "e.parquet", words, words.type)) == shortest
     with refuses("/f.parquet: row 1: field 'answer'...finite", ConfigError):
         answers(write(tmp_path / "f.parquet", [float("nan")], single))
+
+
+@pytest.mark.timeout(60)
+def test_row_84_each_folder_is_entered_once(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    for level in range(22):
+        folder.mkdir()
+        (folder / "a link").symlink_to(folder / "sub")
+        write(folder / f"{level:02}.jsonl", [str(level)])
+        folder = folder / "sub"
+    outside = tmp_path / "outside"
+    write(outside / "z.jsonl", ["outside"])
+    for name in ("0", "1"):
+        (tmp_path / "data" / name).symlink_to(outside)
+    (tmp_path / "data" / "up").symlink_to(tmp_path / "data")
+    files = launch.data.data_files.data_files("data.train", tmp_path / "data", "train")
+    names = [Path(file).relative_to(tmp_path / "data").as_posix() for file in files]
+    assert names == sorted([*("sub/" * level + f"{level:02}.jsonl" for level in range(22)), "0/z.jsonl"])
+
+
+def of_zeros(path: Path, rows: int, zeros: Any) -> str:
+    """Write a parquet file of little more than a kB with a column of zeros."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    columns = {"question": [f"question {row}" for row in range(rows)], "answer": ["7"] * rows, "zeros": zeros}
+    parquet.write_table(pa.table(columns), str(path), compression="zstd")
+    assert path.stat().st_size < 20_000
+    return str(path)
+
+
+def test_row_84_only_the_columns_that_are_read_are_read(tmp_path: Path) -> None:
+    import numpy as np
+    import pyarrow as pa
+
+    path = of_zeros(tmp_path / "a.parquet", 1, pa.array([{"x": [0] * 9, "y": 1}]))
+    rows = [{"question": "question 0", "answer": "7", "zeros": {"x": [0] * 9, "y": 1}}]
+    for fields, also, expected in (
+        (["question"], [], [{"question": "question 0"}]),
+        (["answer"], ["none", "zeros.y"], [{"answer": "7", "zeros": {"y": 1}}]),
+        (["answer", "none"], [], rows),
+        (None, ["answer"], rows),
+    ):
+        assert [record for record, _ in read_records("data.train", path, "train", fields, also)] == expected
+    with refuses(f"data.answer_field = b: {path}: row 1 has no such field; it has 'question', 'answer', 'zeros'"):
+        read_problems(path, "question", "b")
+    offsets, zeros = pa.array([0, 40_000_000], pa.int32()), pa.array(np.zeros(40_000_000, np.int8))
+    bomb = of_zeros(tmp_path / "b.parquet", 1, pa.ListArray.from_arrays(offsets, zeros))
+    assert answers(bomb) == ["7"]
+    for scorers, field in ((("own:scorer",), "answer"), ((), "b")):
+        with refuses(f"data.train = {bomb}: cannot be read: holds over ...when decompressed", ConfigError):
+            read_problems(bomb, "question", field, scorers=scorers)
+
+
+def test_row_84_text_that_is_decompressed_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launch.data.json_lines._LEAST_BYTES", 10_000)
+    for name in ("a.jsonl.gz", "a.csv.gz", "a.json.gz"):
+        (tmp_path / name).write_bytes(gzip.compress(b" " * 100_000))
+        with refuses(f"data.train = {tmp_path / name}: cannot be read: holds over ...when decompressed", ConfigError):
+            answers(str(tmp_path / name))
+    assert answers(write(tmp_path / "b.jsonl.gz", ["1", "2"])) == ["1", "2"]

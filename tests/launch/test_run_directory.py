@@ -1,6 +1,8 @@
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from configs.schema import CheckpointConfig, EvalConfig, RunConfig
 from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
+from launch.rewards.code import code_of_function, code_of_modules
 from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_config
 from launch.run.records import as_recorded, differences
 from specjax.checkpoint import Checkpointer
@@ -138,3 +141,42 @@ def test_what_may_change_on_resume():
     assert_refused(refusal(other), "loss.clip_low = 0.1: ...0.2")
     path.write_text(json.dumps(stored | {"old": 1}))
     assert_refused(refusal(resumed), "old = absent: ...1")
+
+
+def test_row_104_a_resumed_run_says_that_its_reward_has_other_code(
+    working_directory: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.syspath_prepend(working_directory)
+    module = working_directory / "my_scorer.py"
+
+    def code(text: str) -> str | None:
+        module.write_text(text)
+        return code_of_modules(("my_scorer:score", "math"))
+
+    def reward(completion: str, answer: str) -> float:
+        return float(completion in {answer, "b", "c"})
+
+    def compiled(text: str) -> str | None:
+        names: dict[str, Any] = {}
+        exec(text, names)
+        return code_of_function(names["score"])
+
+    first, other = code("x = 1"), code("x = 2")
+    assert first != other and code("x = 1") == first and code_of_modules(("math", "python:f")) is None
+    assert code_of_modules(("nowhere.scorer:score",)) is None
+    assert code_of_function(reward) == code_of_function(partial(reward, answer="b")) != code_of_function(code)
+    codes = [
+        compiled(text) for text in ("score = lambda c, a: 1", "\nscore = lambda c, a: 1", "score = lambda c, a: 2")
+    ]
+    assert codes[0] == codes[1] != codes[2]
+    assert code_of_function(len) is None
+    said: list[str] = []
+    for resume, code_now in ((False, None), (True, first), (True, first), (True, other), (True, None)):
+        config = replace(CONFIG, out="a", resume=resume, reward=replace(CONFIG.reward, code=code_now))
+        if resume:
+            save(Path("a"))
+        with open_run(config) as directory:
+            record_config(directory, config, said.append)
+    assert [line for line in said if "reward" in line] == [
+        "reward = exact: has other code than in the steps so far; the new one scores later steps"
+    ]
