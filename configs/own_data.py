@@ -25,7 +25,7 @@ config = RunConfig(
     steps=200,
     microbatches=64,
     data=DataConfig(prompt_field="prompt", answer_field="answer", prompts=32, max_prompt_tokens=1024),
-    reward=RewardConfig(scorer="math", workers=4),
+    reward=RewardConfig(scorer="math", thinking=("<think>", "</think>"), workers=4),
     rollout=RolloutOptions(group_size=8, max_new_tokens=1024, draft_lengths=(0, 3)),
     policy_optimizer=OptimizerConfig(learning_rate=1e-6, warmup_steps=10),
     draft_optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=10),

@@ -43,7 +43,7 @@ base = RunConfig(
         prompts=32,
         max_prompt_tokens=1024,
     ),
-    reward=RewardConfig(scorer="math", workers=8),
+    reward=RewardConfig(scorer="math", thinking=("<think>", "</think>"), workers=8),
     rollout=RolloutOptions(group_size=16, draft_lengths=(0, 3), law=SamplingLaw(temperature=1.0)),
     loss=LossOptions(clip_low=0.2, clip_high=0.28, importance_cap=2.0, kl_coefficient=0.0),
     policy_optimizer=OptimizerConfig(learning_rate=1e-6),

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -38,8 +37,7 @@ def test_row_35_a_report_counts_questions() -> None:
     ids = np.repeat(np.array([0, 2, 3, 4, 5], np.int32), 2)
     ones = np.ones(10, np.int32)
     part = Sampled(ids, ones[:, None], ones, ones > 0, ones, right.astype(np.float32), right, 1.0)
-    tokenizer: Any = None
-    report = set_report("s", problems, [part], 2, (2,), tokenizer, None)
+    report = set_report("s", problems, [part], 2, (2,), None)
     assert (report.prompts, report.questions) == (5, 2)
     assert report.measures["accuracy"].value == pytest.approx((1 / 8 + 1) / 2)
     assert report.measures["pass@2"].value == pytest.approx((1 / 4 + 1) / 2)
@@ -101,15 +99,14 @@ def asked(system: str, text: str = "Go.") -> Problem:
 
 
 def test_row_68_the_whole_prompt_tells_problems_apart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Of problems that differ in their system messages alone, none is dropped, and each counts in an interval."""
+    """Problems that differ only in their system messages all stay, and each counts in an interval."""
     problems = [asked(f"Add {i} and 1.") for i in range(50)]
     assert [len(part) for part in split(problems, 10)] == [40, 10] and not caplog.records
     assert describe_leak(problems[:40], problems[40:]) is None
     ids, ones = np.arange(50, dtype=np.int32), np.ones(50, np.int32)
     right = ids % 2 == 0
     part = Sampled(ids, ones[:, None], ones, ones > 0, ones, right.astype(np.float32), right, 1.0)
-    tokenizer: Any = None
-    report = set_report("s", problems, [part], 1, (), tokenizer, None)
+    report = set_report("s", problems, [part], 1, (), None)
     _, low, high = report.measures["accuracy"]
     assert report.questions == 50 and 0.36 < low < high < 0.64
     # Roles and borders of messages are part of a prompt.
