@@ -7,7 +7,8 @@ r"""Your own data: `python -m launch.train own_data --model.path MODEL --data.tr
 - `python -m launch.generate own_data --model.path MODEL --data.train FILE --samples 0` shows the first prompt as the
   model is asked.
 - Held out: the last 256 problems, or a fifth if that is fewer, or the file `--data.held-out`.
-- Reward: math, which compares the boxed number or expression, or else the last one. `--reward.scorer` takes others.
+- Reward: math, which compares the boxed number or expression after the thinking, or else the last one.
+  `--reward.scorer` takes others.
 """
 
 from configs.schema import (

@@ -10,6 +10,7 @@ Not published, from the closest public recipe (NeMo RL's grpo-qwen3-8b):
 
 Our own:
 - number of steps; draft length 0 where 3 does not pay
+- what is said while thinking is not scored
 - The draft starts untrained, so that it is not used: distil it first, by launch.distill or --distill.steps 512, as the
   paper's was trained on DAPO. In RL it is then distilled from the rollouts; the paper's was frozen.
 

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,18 +11,22 @@ import pytest
 
 from configs.schema import DataConfig, RewardConfig, RunConfig
 from launch.cli.recipes import load_recipe
+from launch.data.arithmetic import ALPHABET
 from launch.data.problems import Problem
-from launch.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from launch.data.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
 from launch.evaluation.report import set_report
 from launch.evaluation.sampler import Sampled
 from launch.evaluation.sets import completion_records
 from launch.rewards.answers import AnswerRule, Completion
 from launch.rewards.boxes import stated_answers
 from launch.rewards.reader import AnswerReader
-from launch.rewards.reward_fn import final_answers, function_reward, host_scorer, unscorable_answers
+from launch.rewards.reward_fn import final_answers, function_reward, host_scorer, make_reward, unscorable_answers
 from launch.rewards.scorers import load_scorer, scorer_of
 from launch.rewards.thinking import describe_thinking
 from launch.rewards.workers import RewardPool
+from launch.run.first_problem import describe_first_problem
+from launch.setup.problems import Problems
+from specjax.rewards import RewardFn
 from tests.faults.test_tokens import tagged  # noqa: F401, a fixture
 from tests.launch.tokenizer_files import change, write_word_tokenizer
 from tests.refusals import refuses
@@ -133,6 +138,33 @@ def test_row_67_recipes_that_think_leave_it_out_and_contradictions_are_refused()
     ):
         with refuses(message, ValueError):
             RewardConfig(**options)
+
+
+def test_row_67_the_first_problem_is_shown_as_it_is_asked_and_scored() -> None:
+    def shown(reward: RewardConfig, tokenizer: Tokenizer, reward_fn: RewardFn) -> list[str]:
+        first = PROBLEM if isinstance(tokenizer, ByteTokenizer) else problems[0]
+        both = Problems([first, Problem(prompt="x", answer="7")], [])
+        config: Any = RunConfig(name="x", steps=1, reward=reward)
+        experiment: Any = SimpleNamespace(config=config, tokenizer=tokenizer, problems=both)
+        asked, *rows = describe_first_problem(experiment, reward_fn)
+        assert "hello" in asked or "1+3=" in asked
+        return [" ".join(row.split()) for row in rows[2:]]
+
+    def strict(completion: str, answer: str) -> float:
+        return float(completion[-1:] == "}") if completion else 1 / 0
+
+    sums, problems = CharacterTokenizer(ALPHABET), [Problem(prompt="1+3=", answer="4")]
+    for thinking, cut_off in ((TAGS, "0"), ((), "1")):
+        reward = RewardConfig("regex", pattern=r"boxed{(\d)}", thinking=thinking, workers=1)
+        with RewardPool(reward) as pool:
+            assert shown(reward, ByteTokenizer(), make_reward(pool, [PROBLEM], ByteTokenizer())) == [
+                *(r"its answer \boxed{4} 1", r"another answer \boxed{7} 0", "nothing 0"),
+                rf"cut off while thinking <think>So it is \boxed{{4}}? Let me {cut_off}",
+            ]
+    rows = shown(RewardConfig("python:strict"), ByteTokenizer(), function_reward(strict, [PROBLEM], ByteTokenizer()))
+    assert [row.split()[-1] for row in rows[:2]] == ["1", "1"] and "nothing none: ZeroDivisionError" in rows[2]
+    traced = make_reward(None, problems, sums)
+    assert shown(RewardConfig("exact_traced"), sums, traced) == ["its answer #4 1", "another answer #7 0", "nothing 0"]
 
 
 def test_row_67_scorers_of_ones_own_get_the_answer_and_the_whole_text() -> None:
