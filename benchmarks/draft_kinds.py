@@ -199,7 +199,7 @@ def main(argv: list[str]) -> int:
     accepted = {name: start.accepted for name, start in arms.items()}
     results = {**provenance("benchmarks.draft_kinds"), "options": asdict(args), "accepted": accepted}
     problems = arms[PLAIN].experiment.problems.train
-    with make_pool(config.reward) or nullcontext() as pool:
+    with make_pool(config) or nullcontext() as pool:
         reward_fn = make_reward(pool, problems, arms[PLAIN].experiment.tokenizer, LongPhases())
         steppers = {name: stepper(start, reward_fn) for name, start in arms.items()}
         phase = LongPhases().phase("steps of all arms", config.steps, "steps", kept=False)

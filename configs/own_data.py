@@ -7,7 +7,8 @@ r"""Your own data: `python -m launch.train own_data --model.path MODEL --data.tr
 - `python -m launch.generate own_data --model.path MODEL --data.train FILE --samples 0` shows the first prompt as the
   model is asked.
 - Held out: the last 256 problems, or a fifth if that is fewer, or the file `--data.held-out`.
-- Reward: math, which compares the boxed number or expression, or else the last one. `--reward.scorer` takes others.
+- Reward: math, which compares the boxed number or expression after the thinking, or else the last one.
+  `--reward.scorer` takes others.
 """
 
 from configs.schema import (
@@ -25,7 +26,7 @@ config = RunConfig(
     steps=200,
     microbatches=64,
     data=DataConfig(prompt_field="prompt", answer_field="answer", prompts=32, max_prompt_tokens=1024),
-    reward=RewardConfig(scorer="math", workers=4),
+    reward=RewardConfig(scorer="math", thinking=("<think>", "</think>"), workers=4),
     rollout=RolloutOptions(group_size=8, max_new_tokens=1024, draft_lengths=(0, 3)),
     policy_optimizer=OptimizerConfig(learning_rate=1e-6, warmup_steps=10),
     draft_optimizer=OptimizerConfig(learning_rate=3e-4, warmup_steps=10),

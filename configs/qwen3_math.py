@@ -10,6 +10,7 @@ Not published, from the closest public recipe (NeMo RL's grpo-qwen3-8b):
 
 Our own:
 - number of steps; draft length 0 where 3 does not pay
+- what is said while thinking is not scored
 - The draft starts untrained, so that it is not used: distil it first, by launch.distill or --distill.steps 512, as the
   paper's was trained on DAPO. In RL it is then distilled from the rollouts; the paper's was frozen.
 
@@ -43,7 +44,7 @@ base = RunConfig(
         prompts=32,
         max_prompt_tokens=1024,
     ),
-    reward=RewardConfig(scorer="math", workers=8),
+    reward=RewardConfig(scorer="math", thinking=("<think>", "</think>"), workers=8),
     rollout=RolloutOptions(group_size=16, draft_lengths=(0, 3), law=SamplingLaw(temperature=1.0)),
     loss=LossOptions(clip_low=0.2, clip_high=0.28, importance_cap=2.0, kl_coefficient=0.0),
     policy_optimizer=OptimizerConfig(learning_rate=1e-6),

@@ -56,7 +56,7 @@ def compare(experiment: Experiment, args: CompareArgs, long_phases: LongPhases) 
     results: dict[str, object] = {**provenance("launch.compare"), "recipe": config.name}
     results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}
     console.print(format_provenance("launch.compare"))
-    with make_pool(config.reward) or nullcontext() as pool:
+    with make_pool(config) or nullcontext() as pool:
         reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer, long_phases)
         variants, drafting = make_variants(experiment, reward_fn, params, costs and costs(params), long_phases)
 

@@ -23,8 +23,10 @@ from launch.plan.__main__ import main as plan
 from launch.report import try_report
 from launch.rewards.code import code_of_modules
 from launch.rewards.reward_fn import make_pool, make_reward
+from launch.rewards.thinking import describe_thinking
 from launch.run.checks import check_run
 from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_config
+from launch.run.first_problem import describe_first_problem
 from launch.run.logs import RunLogs, open_logs
 from launch.run.loop import TrainingLoop
 from launch.run.metric_log import wandb_log
@@ -75,7 +77,7 @@ def run(config: RunConfig, reward_of: Callable[[Sequence[Problem], Tokenizer], R
         if reward_of is None:
             config = override(config, {"reward.code": code_of_modules(config.reward.names)})
         experiment = build_experiment(config, long_phases=long_phases, asynchronous=True)
-        with (make_pool(experiment.config.reward) if reward_of is None else None) or nullcontext() as pool:
+        with (make_pool(experiment.config) if reward_of is None else None) or nullcontext() as pool:
             reward_of = reward_of or partial(make_reward, pool, long_phases=long_phases)
             rewards = [reward_of(problems, experiment.tokenizer) for problems in experiment.problems]
             state, signal = train(experiment, rewards[0], rewards[1], directory, signals, long_phases)
@@ -106,6 +108,10 @@ def train(
         kept = "goes on with what is kept of its" if long_phases.found else "begins again, with"
         console.print(f"{directory} has no checkpoint: {kept} warm-up and distillation")
     console.print("\n".join(summarize(experiment, continuing)))
+    if not continuing:
+        console.print("\n".join(describe_first_problem(experiment, reward_fn)))
+    if (thinking := describe_thinking(config, experiment.tokenizer, experiment.problems.train)) is not None:
+        console.print(thinking)
     checkpoints, (keep, best) = directory / CHECKPOINTS, (config.checkpoint.keep, config.checkpoint.best)
     with wandb_log(config, directory) as wandb, Checkpointer(checkpoints, keep, best, experiment.mesh) as saves:
         steps = make_steps(experiment, reward_fn)

@@ -28,6 +28,7 @@ from launch.data.tokenizers import Tokenizer
 from launch.evaluation.one_prompt import answer_prompt
 from launch.evaluation.sampler import drafts_pay
 from launch.rewards.code import code_of_function
+from launch.rewards.reader import answer_rule
 from launch.rewards.reward_fn import function_reward, make_pool, make_reward
 from launch.rewards.scorers import FUNCTION, scorer_of
 from launch.run.directory import RUNS
@@ -124,8 +125,9 @@ def train(
                  `answer` and whatever the reward reads. `options` names other fields. A list is kept in a file in `out`
                  or runs.
         reward:  Function (completion, problem) -> number, above 0.5 if it is correct, or None for no reward. It runs in
-                 this process, without a time limit: a call that hangs blocks the run. `problem` is {"prompt", "answer",
-                 "columns"}; under another name, the parameter is the answer. Or the name of a scorer, as "math" or
+                 this process, without a time limit: a call that hangs blocks the run. `completion` is the text after
+                 the thinking, `whole_text` all of it, `problem` is {"prompt", "answer", "columns"}, `answer` only its
+                 answer: parameters get what their names say (docs/rewards.md). Or the name of a scorer, as "math" or
                  "package.module:function", which runs in processes of its own with `reward.time_limit_s`.
         steps:   Number of steps.
         out:     Directory of the run. None: a new one in runs.
@@ -139,7 +141,7 @@ def train(
     if callable(reward):
         name = getattr(reward, "__name__", type(reward).__name__)
         scorer_of(reward, owner=f"reward = {name}")
-        reward_of, scorer, code = partial(function_reward, reward), f"{FUNCTION}{name}", code_of_function(reward)
+        scorer, code = f"{FUNCTION}{name}", code_of_function(reward)
     given = _option_values(options or {})
     if ignored := [name for name in given if callable(reward) and name in SCORERS]:
         raise ConfigError(f"options: {', '.join(ignored)}: must not be set with a function as reward; it is the reward")
@@ -163,6 +165,8 @@ def train(
         if "microbatches" not in given:
             config = with_fitting_microbatches(config)
         check_groups(config)
+    if callable(reward):
+        reward_of = partial(function_reward, reward, rule=answer_rule(config))
     with problems.written() if problems is not None else nullcontext():
         result = run(join_hosts(config), reward_of)
     if result.signal is not None:
@@ -201,5 +205,5 @@ def _scoring(experiment: Experiment, reward_of: RewardOf | None) -> Iterator[Rew
     if reward_of is not None:
         yield reward_of
         return
-    with make_pool(experiment.config.reward) or nullcontext() as pool:
+    with make_pool(experiment.config) or nullcontext() as pool:
         yield partial(make_reward, pool)

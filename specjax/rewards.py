@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -28,8 +28,8 @@ class HostReward:
 
     Attributes:
         score: (tokens int32 [r, C], lengths int32 [r], prompt ids int32 [r]) -> (value float32 [r], correct float32
-               [r]), all numpy. NaN marks a sample that could not be scored. If it raises or returns other shapes, all
-               samples count as failed and the error is logged.
+               [r]), all numpy. A value that is not finite in float32 marks a sample that could not be scored. If it
+               raises or returns other shapes, all samples count as failed and the error is logged.
         parts: names of the value's components. If there are any, `score` returns them as a third array, float32
                [r, parts].
     """
@@ -49,6 +49,13 @@ class HostReward:
         """Return the reward of each sequence as ShapeDtypeStructs. Scores nothing."""
         shapes = _shapes(len(rollout.lengths), self.parts)
         return jax.eval_shape(lambda: _reward(self.parts, *(jnp.zeros(shape, jnp.float32) for shape in shapes)))
+
+
+def finite_or_failed(reward: Reward) -> Reward:
+    """Return the reward with NaN for values that float32 cannot hold. A sample without a value is not correct."""
+    xp = np if isinstance(reward.value, np.ndarray) else jnp
+    finite = xp.isfinite(reward.value)
+    return replace(reward, value=xp.where(finite, reward.value, np.nan), correct=xp.where(finite, reward.correct, 0))
 
 
 def compiled_reward(reward: RewardFn) -> RewardFn:
@@ -101,7 +108,8 @@ def _scored(
     if not len(lengths):  # another process owns the shards of this one's devices
         return tuple(np.zeros(shape, np.float32) for shape in expected)
     try:
-        scores = tuple(np.array(x, np.float32) for x in score(tokens, lengths, ids))
+        with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and so counts as failed
+            scores = tuple(np.array(x, np.float32) for x in score(tokens, lengths, ids))
         if (found := [x.shape for x in scores]) != expected:
             raise ValueError(f"scores of shapes {found} for {len(lengths)} samples: must be {expected}")
         return scores
@@ -112,4 +120,6 @@ def _scored(
 
 
 def _reward(parts: tuple[str, ...], value: Any, correct: Any, *components: Any) -> Reward:
-    return Reward(value, correct, dict(zip(parts, components[0].T, strict=True)) if components else None)
+    return finite_or_failed(
+        Reward(value, correct, dict(zip(parts, components[0].T, strict=True)) if components else None)
+    )

@@ -49,6 +49,8 @@ class RewardConfig(Options):
                       a group it only has to match.
         format:       Regular expression of the scorer format. It must match the whole completion; dots match newlines.
         length:       Options of the scorer length.
+        thinking:     Texts that open and close thinking, as <think> </think>. What is scored is the text after the last
+                      end; a completion that does not end its thinking has no answer. Empty: all of it is scored.
         keep_special_tokens: Score with special tokens (<think>).
         workers:      Number of scorer processes.
         time_limit_s: Seconds for all scorers of one completion. After that it has no reward.
@@ -61,6 +63,7 @@ class RewardConfig(Options):
     pattern: str | None = None
     format: str = r"\s*<think>.+</think>.*\S.*"
     length: LengthConfig = field(default_factory=LengthConfig)
+    thinking: tuple[str, ...] = ()
     keep_special_tokens: bool = False
     workers: Annotated[int, at_least(1), at_most(1024)] = 2
     time_limit_s: Annotated[float, above(0), at_most(86_400)] = 5.0
@@ -80,11 +83,26 @@ class RewardConfig(Options):
             raise ValueError(f"pattern = {self.pattern}: must be set with the scorer regex, otherwise None")
         if "length" in self.names and self.length.most is None:
             raise ValueError("length.most = None: must be a number of tokens with the scorer length")
+        if self.thinking:
+            self._check_thinking()
         for name in ("pattern", "format"):
             try:
                 re.compile(getattr(self, name) or "")
             except re.error as error:
                 raise ValueError(f"{name} = {getattr(self, name)}: not a regular expression: {error}") from None
+
+    def _check_thinking(self) -> None:
+        """Raise ValueError unless `thinking` has two markers, and no scorer looks for what they cut."""
+        thinking = f"thinking = {self.thinking}"
+        if len({*self.thinking}) != 2 or len(self.thinking) != 2 or not all(map(str.strip, self.thinking)):
+            raise ValueError(f"{thinking}: must be empty, or two different texts such as <think> </think>")
+        if TRACED in self.names:
+            raise ValueError(f"{thinking}: must be empty with {TRACED}, which compares token ids; exact reads answers")
+        literal = (self.pattern or "").replace("\\", "")
+        if found := [marker for marker in self.thinking if marker in literal]:
+            raise ValueError(
+                f"pattern = {self.pattern}: must not have {found[0]}, which is cut with {thinking} before it is matched"
+            )
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from configs.algorithms import ALGORITHMS, describe, with_algorithm
 from configs.override import override
 from configs.schema import DraftConfig, RunConfig
 from configs.schema.networks import DRAFT_KINDS, HEADS
+from configs.schema.rewards import TRACED
 from launch.cli.errors import ConfigError, RunStopped, Stopped, as_config_error, first_line, one_line, silence_writers
 from launch.cli.failures import fail
 from launch.cli.fields import Field, fields_of, summary
@@ -243,6 +244,7 @@ def with_consequences(recipe: RunConfig, values: Mapping[str, Any]) -> dict[str,
     - A draft of another kind is not described by the fields of the recipe's; one from files has its own vocabulary.
     - Without a draft there is nothing to draft with or to distil.
     - The learning rate of adapters is ten times that of all weights.
+    - A scorer within the program compares token ids, and cannot leave thinking out.
     """
     draft, follows = recipe.draft, dict[str, Any]()
     kind = values.get("draft.kind", draft.kind)
@@ -262,6 +264,8 @@ def with_consequences(recipe: RunConfig, values: Mapping[str, Any]) -> dict[str,
         rate = recipe.policy_optimizer.learning_rate * LORA_RATE ** (1 if lora else -1)
         # 1e-06 * 10 is 9.999999999999999e-06.
         follows["policy_optimizer.learning_rate"] = float(f"{rate:.12g}")
+    if values.get("reward.scorer", recipe.reward.scorer) == TRACED:
+        follows["reward.thinking"] = ()
     return follows | dict(values)
 
 

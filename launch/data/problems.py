@@ -52,19 +52,26 @@ class Problem:
     columns: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     @property
+    def messages(self) -> tuple[Message, ...]:
+        """The prompt as messages; text is one of the user."""
+        return self.prompt if isinstance(self.prompt, tuple) else (Message("user", self.prompt),)
+
+    @property
     def question(self) -> str:
-        """The prompt's tools and text without system messages, in Unicode's composed form, stripped, for comparison."""
-        messages = self.prompt if isinstance(self.prompt, tuple) else (Message("user", self.prompt),)
-        texts = [message.text for message in messages if message.role != "system"]
-        return _composed(" ".join([*tool_texts(self.prompt), *texts]))
+        """The whole prompt, which tells problems apart: tools, and all messages with their roles.
+
+        It is in Unicode's composed form, stripped. Text is a question as it stands, and equals that of a single user's
+        message.
+        """
+        return "\x1e".join([*tool_texts(self.prompt), _question(self.messages)])
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The whole prompt, composed as in `question`, the answer and the columns. Problems of equal keys are the same.
+        """The question, the answer and the columns. Problems of equal keys are the same.
 
         Case, spaces within and compatibility forms count: they tell "2³" from "23", and code by its indentation.
         """
-        return _composed(prompt_text(self.prompt)), self.answer, json_text(dict(self.columns))
+        return self.question, self.answer, json_text(dict(self.columns))
 
 
 def read_problems(
@@ -176,6 +183,13 @@ def _composed(text: str) -> str:
     return unicodedata.normalize("NFC", text).strip()
 
 
+def _question(messages: Sequence[Message]) -> str:
+    if [message.role for message in messages] == ["user"]:
+        return _composed(messages[0].text)
+    # Characters that separate records and their fields, so that no text looks like two messages.
+    return "\x1e".join(f"{message.role}\x1f{_composed(message.text)}" for message in messages)
+
+
 def _folded(text: str) -> str:
     """Return the text without differences in case, spaces and compatibility forms, to find copies of a question."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
@@ -224,14 +238,27 @@ def describe_repeats(problems: Sequence[Problem]) -> str | None:
 def describe_leak(train: Sequence[Problem], held_out: Sequence[Problem]) -> str | None:
     """Return a one-line warning if training problems share their question with held-out ones, else None.
 
-    Case, spaces and compatibility forms do not count.
+    Case, spaces and compatibility forms do not count, nor do messages that all problems of a set begin with: two files
+    may ask the same problems with different system messages.
     """
-    questions = {_folded(problem.question) for problem in train}
-    leaked = [problem for problem in held_out if _folded(problem.question) in questions]
+    train_keys, held_out_keys = _leak_keys(train), _leak_keys(held_out)
+    seen = {key for keys in train_keys for key in keys}
+    leaked = [problem for problem, keys in zip(held_out, held_out_keys, strict=True) if keys & seen]
     if not leaked:
         return None
     return (
         f"{len(leaked)} of {len(held_out)} held-out problems are also training problems, but for case, spaces and "
         "Unicode forms, the first at "
-        f"{leaked[0].source or leaked[0].question}; accuracy on them says nothing about new problems"
+        f"{leaked[0].source or prompt_text(leaked[0].prompt)}; accuracy on them says nothing about new problems"
     )
+
+
+def _leak_keys(problems: Sequence[Problem]) -> list[set[str]]:
+    """Return the folded question of each problem, with and without the messages that all of them begin with."""
+    prompts, common = [problem.messages for problem in problems], 0
+    if len(prompts) > 1:
+        first = prompts[0]
+        shortest = min(map(len, prompts))
+        while common < shortest - 1 and all(prompt[common] == first[common] for prompt in prompts):
+            common += 1
+    return [{_folded(_question(prompt)), _folded(_question(prompt[common:]))} for prompt in prompts]

@@ -156,9 +156,16 @@ class HuggingFaceTokenizer:
         # Ids may have gaps, so there may be fewer tokens than the highest id suggests.
         self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
         self._directory, self._skips_special = directory, not keep_special_tokens
-        self._warned = set[str]()
+        self._warned, self._cut_beside = set[str](), dict[tuple[str, ...], set[int] | None]()
         self.stop_tokens: tuple[int, ...] = _stop_tokens(self._tokenizer, local)
         self.stop_strings = _listed_strings(local / "generation_config.json")
+
+    @property
+    def template(self) -> str | None:
+        """The chat template that prompts are rendered with; None without one."""
+        given = self._template_kwargs.get("chat_template")
+        has_none = given is None and self._tokenizer.chat_template is None
+        return None if has_none else self._tokenizer.get_chat_template(given, self._template_kwargs.get("tools"))
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
@@ -173,6 +180,19 @@ class HuggingFaceTokenizer:
         options = {"skip_special_tokens": self._skips_special, "clean_up_tokenization_spaces": False}
         return self._tokenizer.decode(text_ids, **options)
 
+    def decode_keeping(self, ids: Sequence[int], markers: tuple[str, ...]) -> str:
+        """Return the text of `ids` as `decode`, but with the special tokens that are in one of the markers."""
+        if markers not in self._cut_beside:
+            cut = set(self._cut_ids())
+            texts = {i: self._tokenizer.convert_ids_to_tokens(i) or "" for i in cut - set(self.stop_tokens)}
+            kept = {i for i, text in texts.items() if text and any(text in marker for marker in markers)}
+            self._cut_beside[markers] = cut - kept if kept else None
+        cut = self._cut_beside[markers]
+        if cut is None:  # markers are ordinary text
+            return self.decode(ids)
+        text_ids = [i for i in ids if 0 <= i < self.vocab_size and i not in cut]
+        return self._tokenizer.decode(text_ids, skip_special_tokens=False)
+
     def with_special_tokens(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` with all special tokens, for people to read."""
         return self._tokenizer.decode(ids, skip_special_tokens=False)
@@ -183,10 +203,12 @@ class HuggingFaceTokenizer:
 
     def cut_tokens(self) -> list[str]:
         """Return the tokens that are never in decoded text: stop tokens, and special tokens unless they are kept."""
+        return sorted(text for text in self._tokenizer.convert_ids_to_tokens(self._cut_ids()) if text is not None)
+
+    def _cut_ids(self) -> list[int]:
+        """Return the ids that `decode` cuts. Stop tokens may be ids that only the policy's larger vocabulary has."""
         added: dict[str, int] = self._tokenizer.get_added_vocab()
-        # Stop tokens may be ids that only the policy's larger vocabulary has.
-        ids = [i for i in {*added.values(), *self.stop_tokens} if 0 <= i < self.vocab_size and not self.decode([i])]
-        return sorted(text for text in self._tokenizer.convert_ids_to_tokens(ids) if text is not None)
+        return [i for i in {*added.values(), *self.stop_tokens} if 0 <= i < self.vocab_size and not self.decode([i])]
 
     def chat(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt. The instruction is applied to the user's last message."""

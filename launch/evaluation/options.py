@@ -20,7 +20,8 @@ class EvaluateArgs(Options):
         samples:         Completions per problem.
         k:               k of pass@k and majority@k, within 1 .. samples. Empty: powers of 2.
         json:            File for the results.
-        save:            JSONL file for the completions: set, id (index in the set), completion, reward.
+        save:            JSONL file for the completions: set, id (index in the set), completion,
+                         extracted (its final answer), reward.
     """
 
     checkpoint: str | None = None

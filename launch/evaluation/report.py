@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from launch.data.problems import Problem
-from launch.data.tokenizers import Tokenizer
 from launch.evaluation.sampler import Sampled
 from launch.evaluation.statistics import INTERVAL, Estimate, majority_at_k, over_prompts, pass_at_k
 
@@ -53,15 +52,14 @@ def set_report(
     parts: Sequence[Sampled],
     samples: int,
     counts: Sequence[int],
-    tokenizer: Tokenizer,
-    final_answer: Callable[[str], str | None] | None,
+    final_answer: Callable[[Sequence[int], int], str | None] | None,
 ) -> SetReport:
     """Return the results of a set.
 
     problems:     problems of the set; the ids of `parts` index them.
     parts:        batches of sampled completions of the set.
     counts:       values of k above 1, for pass@k and majority@k.
-    final_answer: extracts the answer from a completion's text; None: no majority@k.
+    final_answer: (token ids, id) -> the completion's final answer; None: no majority@k.
     """
     ids, correct, value, lengths, stopped = (
         np.concatenate([getattr(part, field) for part in parts])
@@ -72,7 +70,7 @@ def set_report(
     measures = {"accuracy": over_prompts(correct.mean(axis=1), questions)}
     measures |= {f"pass@{k}": over_prompts(pass_at_k(correct, k), questions) for k in counts}
     if final_answer is not None and counts:
-        row_answers = [answer for part in parts for answer in _answers(part, tokenizer, final_answer)]
+        row_answers = [answer for part in parts for answer in _answers(part, final_answer)]
         answers = [row_answers[start : start + samples] for start in range(0, len(row_answers), samples)]
         measures |= {f"majority@{k}": over_prompts(majority_at_k(answers, correct, k), questions) for k in counts}
     rounds = sum(int(part.rounds.sum()) for part in parts)
@@ -109,13 +107,13 @@ def print_set(result: SetReport, draft_length: int, console: Console) -> None:
     )
 
 
-def _answers(part: Sampled, tokenizer: Tokenizer, final_answer: Callable[[str], str | None]) -> list[str | None]:
+def _answers(part: Sampled, final_answer: Callable[[Sequence[int], int], str | None]) -> list[str | None]:
     """Return the final answer of each scored wrong completion, None for the others.
 
     `majority_at_k` counts all correct completions as one answer, so it does not need their text.
     """
-    rows = zip(part.tokens, part.lengths, part.correct, np.isfinite(part.value), strict=True)
+    rows = zip(part.ids.tolist(), part.tokens, part.lengths, part.correct, np.isfinite(part.value), strict=True)
     return [
-        final_answer(tokenizer.decode(tokens[:length].tolist())) if scored and not correct else None
-        for tokens, length, correct, scored in rows
+        final_answer(tokens[:length].tolist(), problem) if scored and not correct else None
+        for problem, tokens, length, correct, scored in rows
     ]

@@ -20,7 +20,8 @@ from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.report import print_set, set_report
 from launch.evaluation.sampler import Sampled, Sampler, join_sampled
 from launch.evaluation.statistics import INTERVAL
-from launch.rewards.reward_fn import final_answer_of, make_pool, make_reward
+from launch.rewards.reward_fn import final_answers, make_pool, make_reward
+from launch.rewards.thinking import describe_thinking
 from launch.setup.experiment import Experiment
 from launch.setup.memory import check_rollout
 from launch.setup.problems import build_problems, load_problems
@@ -75,10 +76,11 @@ def evaluate_sets(
     batch_size = prompts_per_batch(experiment.sequences, args.samples, largest, experiment.mesh)
     shape = batch_size, next(iter(tables.values())).width
     check_rollout(experiment, sample.rollout, shape, {"samples": args.samples, "data.prompts": batch_size})
+    if (thinking := describe_thinking(config, experiment.tokenizer, next(iter(sets.values())))) is not None:
+        console.print(thinking)
     reports = []
-    pool = make_pool(config.reward)
+    pool = make_pool(config)
     with pool or nullcontext():
-        final_answer = _final_answer(experiment, args, console)
         for number, (name, table) in enumerate(tables.items(), start=1):
             score = compiled_reward(make_reward(pool, sets[name], experiment.tokenizer, long_phases))
             batches = fixed_batches(table, batch_size)
@@ -89,12 +91,13 @@ def evaluate_sets(
                     sampled.append(sample(params, score, prompts))
                     state = {"sampled": join_sampled(sampled)._asdict()}
                     phase.finish(state, tokens=int(np.sum(sampled[-1].lengths)))
+            final_answer = final_answers(config, experiment.tokenizer, sets[name])
             if completions is not None:
                 for part in sampled:
-                    completions.append(completion_records(name, part, experiment.tokenizer))
-            report = set_report(
-                name, sets[name], sampled, args.samples, args.larger_k, experiment.tokenizer, final_answer
-            )
+                    completions.append(completion_records(name, part, experiment.tokenizer, final_answer))
+            if final_answer is None and args.larger_k:
+                console.print(f"no majority@k: reward.scorer = {config.reward.scorer} has no function final_answer")
+            report = set_report(name, sets[name], sampled, args.samples, args.larger_k, final_answer)
             reports.append(report)
             print_set(report, sample.draft_length, console)
     return {
@@ -106,19 +109,19 @@ def evaluate_sets(
     }
 
 
-def _final_answer(experiment: Experiment, args: EvaluateArgs, console: Console) -> Callable[[str], str | None] | None:
-    """Return the scorer's function from text to final answer; None without one, or if no k is above 1."""
-    if not args.larger_k:
-        return None
-    final_answer = final_answer_of(experiment.config.reward)
-    if final_answer is None:
-        console.print(f"no majority@k: reward.scorer = {experiment.config.reward.scorer} has no function final_answer")
-    return final_answer
-
-
-def completion_records(name: str, sampled: Sampled, tokenizer: Tokenizer) -> Iterator[dict[str, Any]]:
+def completion_records(
+    name: str, sampled: Sampled, tokenizer: Tokenizer, final_answer: Callable[[Sequence[int], int], str | None] | None
+) -> Iterator[dict[str, Any]]:
     """Yield one JSON object per completion, in the format of `--save`."""
     for row, value in enumerate(sampled.value.tolist()):
-        text = tokenizer.decode(sampled.tokens[row, : sampled.lengths[row]].tolist())
-        reward = value if math.isfinite(value) else None
-        yield {"set": name, "id": int(sampled.ids[row]), "completion": text, "reward": reward}
+        ids, problem = sampled.tokens[row, : sampled.lengths[row]].tolist(), int(sampled.ids[row])
+        scored = math.isfinite(value)
+        # The extraction has no time limit: only completions that were scored within it.
+        extracted = final_answer(ids, problem) if final_answer is not None and scored else None
+        yield {
+            "set": name,
+            "id": problem,
+            "completion": tokenizer.decode(ids),
+            "extracted": None if extracted is None else str(extracted),
+            "reward": value if scored else None,
+        }

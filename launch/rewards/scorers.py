@@ -1,7 +1,5 @@
 """Scorers by name. This module imports nothing heavy, because every scorer process loads it."""
 
-import inspect
-import logging
 import re
 import sys
 from collections.abc import Callable
@@ -9,6 +7,10 @@ from typing import Any, NamedTuple, SupportsFloat
 
 from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
+from launch.rewards.answers import Completion
+from launch.rewards.arguments import Arguments, arguments_of
+from launch.rewards.boxes import stated_answers
+from launch.rewards.math_answers import MathScorer
 
 # The name of a function that was passed to `launch.trainer.train` begins so.
 FUNCTION = "python:"
@@ -20,22 +22,33 @@ class Scorer(NamedTuple):
     """A scorer: the value of a completion, and the final answer in it.
 
     Attributes:
-        score:        (completion, answer or problem) -> a number; above 0.5 is correct.
-        final_answer: completion -> the answer in it, None if it gives none. None: the scorer extracts none.
-        stating:      answer -> a completion that states it and must score 1.0. None if the scorer has no fixed form.
-        of_problem:   `score` takes the whole problem in place of the answer.
+        score:        (text, expected answer) -> a number; above 0.5 is correct. A function of one's own as it is.
+        final_answer: text -> the answer in it, None if it gives none. None: the scorer extracts none.
+        stating:      answer -> texts that state it and must score 1.0. None if the scorer has no fixed form.
+        whole:        The text is all of the completion, not its answer.
+        arguments:    What `score` takes, if it is a function of one's own.
     """
 
-    score: Callable[[str, Any], Any]
+    score: Callable[..., Any]
     final_answer: Callable[[str], str | None] | None = None
-    stating: Callable[[str], str] | None = None
-    of_problem: bool = False
+    stating: Callable[[str], list[str]] | None = None
+    whole: bool = False
+    arguments: Arguments | None = None
 
-    def __call__(self, completion: str, problem: str | dict[str, Any]) -> Any:
-        """Return the value of a completion. problem: {"prompt", "answer", "columns"}, or only the answer."""
+    def __call__(self, completion: Completion, problem: str | dict[str, Any]) -> Any:
+        """Return the value of a completion; without an answer 0.0, unless the scorer reads all of the text.
+
+        problem: {"prompt", "answer", "columns"}, or only the answer. A function of one's own gets "" for no answer.
+        """
         if isinstance(problem, str):
             problem = {"prompt": "", "answer": problem, "columns": {}}
-        return self.score(completion, problem if self.of_problem else problem["answer"])
+        text, answer = completion.text, completion.answer
+        if self.arguments is not None:
+            values = {"completion": answer or "", "whole_text": text, "answer": problem["answer"], "problem": problem}
+            return self.arguments.call(self.score, values)
+        if not self.whole and answer is None:
+            return 0.0
+        return self.score(text if self.whole else answer, problem["answer"])
 
 
 def exact() -> Scorer:
@@ -45,65 +58,10 @@ def exact() -> Scorer:
         _, marker, answer = completion.rpartition("#")
         return answer.strip() if marker else None
 
-    return Scorer(lambda completion, answer: float(final_answer(completion) == answer), final_answer, "#{}".format)
+    def stated(answer: str) -> list[str]:
+        return [f"#{answer}"]
 
-
-def math() -> Scorer:
-    """Compare the last boxed answer with the expected one by math-verify; without a box, the last answer it finds.
-
-    A last box that does not close is not an answer: the completion was cut off, or is malformed. `score` raises
-    ValueError if the expected answer cannot be read. math-verify's own timeouts are off because the pool has a time
-    limit. So call `final_answer` only on completions that were scored within that limit.
-    """
-    try:
-        from math_verify import parse, verify
-    except ImportError:
-        raise ImportError("math-verify is not installed: pip install -e '.[hf]' in the clone") from None
-    # Otherwise every worker warns that math-verify's timeouts are off.
-    logging.getLogger("math_verify").setLevel(logging.ERROR)
-
-    def parsed(text: str) -> list[Any]:
-        return parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-
-    def answers_in(completion: str) -> list[Any]:
-        box = last_box(completion)  # of several boxes, math-verify would take the first, or all together
-        return parsed(completion if box is None else box)
-
-    def score(completion: str, answer: str) -> float:
-        expected = parsed(boxed(answer))
-        if not expected:
-            raise ValueError(f"cannot read the answer {answer!r}")
-        return float(verify(expected, answers_in(completion), timeout_seconds=None))
-
-    def final_answer(completion: str) -> str | None:
-        answers = answers_in(completion)
-        return str(answers[0]) if answers else None
-
-    return Scorer(score, final_answer, boxed)
-
-
-def boxed(answer: str) -> str:
-    r"""Return the answer as `\boxed{answer}`, the form in which models are asked to give it."""
-    return f"\\boxed{{{answer}}}"
-
-
-def last_box(text: str) -> str | None:
-    r"""Return the last `\boxed{..}` of a text, "" if it does not close, and None if there is none.
-
-    A brace after a backslash is part of the answer.
-    """
-    openings = list(re.finditer(r"\\boxed\s*(\{|[^\s{]\S*)", text))
-    if not openings:
-        return None
-    start, opened = openings[-1].span()
-    if openings[-1].group(1) != "{":  # \boxed 5
-        return text[start:opened]
-    depth = 1
-    for brace in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, opened):
-        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
-        if depth == 0:
-            return text[start : brace.end()]
-    return ""
+    return Scorer(lambda completion, answer: float(final_answer(completion) == answer), final_answer, stated)
 
 
 def regex(pattern: str) -> Scorer:
@@ -127,7 +85,13 @@ def regex(pattern: str) -> Scorer:
 def whole_format(pattern: str) -> Scorer:
     """Score 1.0 if the whole completion matches, else 0.0. A dot also matches line ends."""
     compiled = re.compile(pattern, re.DOTALL)
-    return Scorer(lambda completion, answer: float(compiled.fullmatch(completion) is not None))
+    return Scorer(lambda completion, answer: float(compiled.fullmatch(completion) is not None), whole=True)
+
+
+def math() -> Scorer:
+    """Compare the last boxed answer with the expected one by math-verify (`MathScorer`)."""
+    scorer = MathScorer()
+    return Scorer(scorer.score, scorer.final_answer, stated_answers)
 
 
 NAMED: dict[str, Callable[..., Scorer]] = {"exact": exact, "math": math, "regex": regex, "format": whole_format}
@@ -161,22 +125,11 @@ def load_scorer(name: str, pattern: str | None = None, option: str = "reward.sco
 def scorer_of(
     function: Callable[..., Any], final_answer: Callable[[str], str | None] | None = None, owner: str = "reward"
 ) -> Scorer:
-    """Return the scorer that a function is. If its second parameter is named `problem`, it gets the whole problem.
+    """Return the scorer that a function is. Its parameters get what their names say (`arguments_of`).
 
-    Raises ConfigError, beginning with `owner`, if it cannot be called with two arguments.
+    Raises ConfigError, beginning with `owner`, if it takes other parameters.
     """
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):  # a function of C
-        return Scorer(function, final_answer)
-    try:
-        signature.bind("", "")
-    except TypeError as error:
-        raise ConfigError(
-            f"{owner}: takes {signature}: {error}; must take (completion, problem) or (completion, answer): "
-            "it is called for each completion"
-        ) from None
-    return Scorer(function, final_answer, of_problem=[*signature.parameters][1:2] == ["problem"])
+    return Scorer(function, final_answer, arguments=arguments_of(function, owner))
 
 
 class NoValue(Exception):

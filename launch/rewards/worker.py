@@ -6,9 +6,9 @@ the guard gets SIGTERM, the guard ends every process that the scorers started.
 SCORERS is JSON: [name, regular expression or null] for each scorer. FD is a socket to the pool, which carries JSON, one
 message per line. The worker sends [process id, index] before it imports a scorer, [process id, null] after the last
 one, or [process id, text] with the reason why it could not. The pool then sends requests [request number,
-[[completion, problem], ..]], where a problem is an object, or the text of its answer. The worker
-answers with one message per sample: [request number, index, process id, result]. A result is a list with each scorer's
-value, or text with the reason why there is none.
+[[text, answer or null, problem], ..]]: a completion's text, the answer in it, and its problem as an object or only the
+text of its answer. The worker answers with one message per sample: [request number, index, process id, result]. A
+result is a list with each scorer's value, or text with the reason why there is none.
 
 This module imports nothing heavy, so that a worker starts as fast as its scorers allow.
 """
@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.cli.errors import ConfigError
+from launch.rewards.answers import Completion
 from launch.rewards.scorers import NotANumber, NoValue, Scorer, as_number, load_scorer, option_of
 
 RECEIVED_BYTES = 2**20  # at a time
@@ -88,14 +89,14 @@ def serve(scorers: Sequence[tuple[str, str | None]], end: socket.socket) -> None
         while data := end.recv(RECEIVED_BYTES):
             *requests, received = (received + data).split(b"\n")
             for number, samples in map(json.loads, requests):
-                for index, (completion, problem) in enumerate(samples):
-                    result = _values(loaded, completion, problem)
+                for index, (text, answer, problem) in enumerate(samples):
+                    result = _values(loaded, Completion(text, answer), problem)
                     if os.getpid() != this_process:  # a scorer forked, and its child returned here
                         os._exit(1)
                     send(number, index, this_process, result)
 
 
-def _values(scorers: Sequence[Scorer], completion: str, problem: str | dict[str, Any]) -> list[float] | str:
+def _values(scorers: Sequence[Scorer], completion: Completion, problem: str | dict[str, Any]) -> list[float] | str:
     values = []
     for scorer in scorers:
         try:

@@ -25,6 +25,7 @@ import numpy as np
 from configs.schema.rewards import RewardConfig
 from launch.cli.errors import ConfigError, one_line
 from launch.cli.silence import waiting_for
+from launch.rewards.answers import AnswerRule, Completion
 from launch.rewards.scorers import MUST_RETURN, option_of
 
 logger = logging.getLogger(__name__)
@@ -35,8 +36,8 @@ STOP_LIMIT_S = 5.0
 LONGEST_MESSAGE = 2**20  # bytes; a message holds one value per scorer, or a short text
 PRINTED_LINES, LONGEST_LINE = 10, 500  # of the scorers' output that is logged
 
-# A completion, and its problem as a JSON object or the text of the answer.
-Sample = tuple[str, str | dict[str, Any]]
+# The text of a completion, the answer in it, and its problem as a JSON object or the text of the answer.
+Sample = tuple[str, str | None, str | dict[str, Any]]
 # The value of each scorer, or the reason why there are none.
 Result = list[float] | str
 
@@ -48,12 +49,14 @@ class RewardPool:
     (all but `length`). A user's scorer is a function (completion, answer) or (completion, problem) -> number, 1.0 for
     correct.
 
+    stop_strings: texts that end a completion, as the rollout has them.
+
     Raises ConfigError if a scorer cannot be imported. The processes end at `close`, at the end of the `with` block, and
     when the program ends in any way.
     """
 
-    def __init__(self, config: RewardConfig) -> None:
-        self.config = config
+    def __init__(self, config: RewardConfig, stop_strings: Sequence[str] = ()) -> None:
+        self.config, self.rule = config, AnswerRule(config.thinking, tuple(stop_strings))
         self.scorers = [name for name in config.names if name != "length"]
         self._label = f"reward.scorer = {', '.join(self.scorers)}"
         self._closing = threading.Event()
@@ -77,15 +80,25 @@ class RewardPool:
             names_option = isinstance(error, ConfigError)
             raise ConfigError(str(error) if names_option else f"{self._label}: does not start: {error}") from None
 
-    def score(self, completions: Sequence[str], problems: Sequence[str | dict[str, Any]]) -> np.ndarray:
-        """Return the values, float32 [completions, scorers]. Thread-safe.
+    def score(self, completions: Sequence[str | Completion], problems: Sequence[str | dict[str, Any]]) -> np.ndarray:
+        """Return the values, float32 [completions, scorers]. Thread-safe. The first failure of each kind is logged.
 
-        problems: {"prompt", "answer", "columns"} of each, or only the answer.
+        completions: text, in which the answer is found by `rule`, or text and answer.
+        problems:    {"prompt", "answer", "columns"} of each, or only the answer.
 
         A row is NaN if a scorer raised an exception, ran out of time or died. A value that is not finite becomes NaN.
         Raises RuntimeError after `close`.
         """
-        samples = list(zip(completions, problems, strict=True))
+        results = self.results(completions, problems)
+        self._log_failures(result for result in results if isinstance(result, str))
+        return as_values(results, len(self.scorers))
+
+    def results(
+        self, completions: Sequence[str | Completion], problems: Sequence[str | dict[str, Any]]
+    ) -> list[Result]:
+        """Return what `score` turns into values: those of each sample, or the reason why there are none."""
+        whole = [each if isinstance(each, Completion) else self._read(each) for each in completions]
+        samples = [(each.text, each.answer, problem) for each, problem in zip(whole, problems, strict=True)]
         size = max(1, min(CHUNK, -(-len(samples) // len(self._workers))))
         chunks = [samples[start : start + size] for start in range(0, len(samples), size)]
         with self._lock:
@@ -93,21 +106,19 @@ class RewardPool:
                 raise RuntimeError("the reward pool is closed")
             scored = self._threads.map_async(self._score, chunks, chunksize=1)
         with waiting_for(self._label):
-            results = [result for chunk in scored.get() for result in chunk]
-        self._log_failures(result for result in results if isinstance(result, str))
-        failed = [np.nan] * len(self.scorers)
-        values = np.array([failed if isinstance(result, str) else result for result in results], np.float64)
-        values = values.reshape(len(results), len(self.scorers))
-        return np.where(np.abs(values) <= np.finfo(np.float32).max, values, np.nan).astype(np.float32)
+            return [result for chunk in scored.get() for result in chunk]
 
     def check_type(self, completion: str, problem: str | dict[str, Any]) -> None:
         """Raise ConfigError if a scorer returns text, a list or another thing that is never a reward for a sample.
 
         What else goes wrong is no error: a scorer need not be made for this completion.
         """
-        (result,) = self._threads.apply(self._score, ([(completion, problem)],))
+        (result,) = self._threads.apply(self._score, ([(*self._read(completion), problem)],))
         if isinstance(result, str) and MUST_RETURN in result:
             raise ConfigError(f"{self._label}: {result}")
+
+    def _read(self, text: str) -> Completion:
+        return Completion(text, self.rule.answer_in(text))
 
     def close(self) -> None:
         """Stop the processes. Calls of `score` that are waiting return NaN."""
@@ -158,6 +169,13 @@ class RewardPool:
                 logger.warning("%s: prints more, which is not shown", self._label)
             while output.read(LONGEST_MESSAGE):
                 pass
+
+
+def as_values(results: Sequence[Result], scorers: int) -> np.ndarray:
+    """Return the values of results, float32 [results, scorers]; NaN for failures and what float32 cannot hold."""
+    values = [[np.nan] * scorers if isinstance(result, str) else result for result in results]
+    array = np.array(values, np.float64).reshape(len(results), scorers)
+    return np.where(np.abs(array) <= np.finfo(np.float32).max, array, np.nan).astype(np.float32)
 
 
 class Worker:

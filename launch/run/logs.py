@@ -19,7 +19,7 @@ from launch.cli.console import console
 from launch.cli.signals import StopSignals
 from launch.data.prompts import prompt_text
 from launch.data.tokenizers import token_texts
-from launch.rewards.reward_fn import final_answer_of
+from launch.rewards.reward_fn import final_answers
 from launch.run.draft_monitor import DraftShare, DraftSwitches, first_step_check
 from launch.run.history import EVENTS_FILE, SAMPLES_FILE, cut_after, missing_history
 from launch.run.metric_log import Log, MetricLog
@@ -80,7 +80,8 @@ class SampleLog:
     def __init__(self, directory: Path, experiment: Experiment, resume_step: int | None = None) -> None:
         self._path, self._experiment = directory / SAMPLES_FILE, experiment
         config = experiment.config
-        self._final_answer = final_answer_of(config.reward) if config.log.samples > 0 else None
+        problems = experiment.problems.train
+        self._final_answer = final_answers(config, experiment.tokenizer, problems) if config.log.samples > 0 else None
         cut_after(self._path, -1 if resume_step is None else resume_step, report=console.print)
 
     def due(self, step: int, last: bool) -> bool:
@@ -136,7 +137,7 @@ class SampleLog:
         # The extraction has no time limit: only completions that were scored within it.
         value = None if reward is None or not np.isfinite(reward) else float(reward)
         extract = None if value is None else self._final_answer
-        extracted = None if extract is None else extract(tokenizer.decode(ids))
+        extracted = None if extract is None else extract(ids, problem)
         return {
             "prompt": prompt_text(asked.prompt),
             "answer": asked.answer,

@@ -85,7 +85,8 @@ def build_tokenizer(config: RunConfig) -> Tokenizer:
 def _warn_of_cut_tokens(config: RewardConfig, cut: Sequence[str]) -> None:
     """Log a warning for each scorer that looks for tokens which are cut from the text that it gets.
 
-    What a user's scorer looks for is not known. It is warned of tokens that open and close a part of the text.
+    What a user's scorer looks for is not known. It is warned of tokens that open and close a part of the text, but for
+    the markers of thinking, by which its text is cut already.
     """
     words = {token: re.sub(r"\W", "", token) for token in cut}  # think, of <think> and </think>
     for name in config.names:
@@ -94,7 +95,8 @@ def _warn_of_cut_tokens(config: RewardConfig, cut: Sequence[str]) -> None:
             text = re.sub(r"\(\?(P<\w+>|<[=!])", "", pattern)  # without the < of named groups and lookbehinds
             missed = [token for token, word in words.items() if len(word) > 1 and word in text and token[0] in text]
         elif is_function(name):
-            missed = [token for token, word in words.items() if {f"<{word}>", f"</{word}>"} <= {*cut}]
+            unread = {*cut} - {*config.thinking}
+            missed = [token for token, word in words.items() if {f"<{word}>", f"</{word}>"} <= unread]
         if missed:
             option = {"regex": f"pattern = {pattern}", "format": f"format = {pattern}"}.get(name, f"scorer = {name}")
             logger.warning(

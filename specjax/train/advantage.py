@@ -8,6 +8,10 @@ from jaxtyping import Array, Bool, Float
 
 from specjax.options import Options
 
+# Largest spread, relative to the largest of the rewards, that their rounding explains. A sum of a few terms in float32
+# is off by some units of its last place, of which each is at most 2**-23 of the value.
+SPREAD = 4 * 2.0**-23
+
 
 @dataclass(frozen=True)
 class AdvantageConfig(Options):
@@ -37,16 +41,16 @@ def group_advantages(
 ) -> Float[Array, "R"]:
     """Return (reward - baseline) / (standard deviation + eps). Groups are consecutive sequences.
 
-    A sequence whose reward is not finite gets 0 and enters no statistics. If all rewards of a group are equal, the
-    difference from its baseline is set to exactly 0: otherwise the rounding error of the mean, divided by eps, would
-    look like an advantage. The same holds for a batch baseline.
+    A sequence whose reward is not finite gets 0 and enters no statistics. If the rewards of a group are equal, or
+    differ by no more than their rounding (`SPREAD`), the difference from its baseline is set to exactly 0: otherwise
+    rounding, divided by a deviation of its own size, would look like an advantage. The same holds for a batch baseline.
     """
     config = AdvantageConfig() if config is None else config
     grouped = reward.reshape(-1, group_size)
     scored = jnp.isfinite(grouped)
     group = _Statistics.of(grouped, scored, axis=1)
     compared = _Statistics.of(grouped, scored, axis=None) if config.baseline == "batch" else group
-    centred = jnp.where(scored & compared.differs, grouped - compared.mean, 0.0)
+    centred = compared.centre(grouped, scored)
     if config.baseline == "others":
         # r - (n mean - r) / (n - 1)
         centred *= group.count / jnp.maximum(group.count - 1, 1.0)
@@ -68,20 +72,34 @@ def token_advantages(
     ahead = jnp.cumsum(jnp.where(scored, cost, 0.0)[:, ::-1], axis=1)[:, ::-1]
     returns = jnp.where(scored, reward[:, None] - ahead, 0.0)
     batch = _Statistics.of(returns, scored, axis=None)
-    return jnp.where(scored & batch.differs, (returns - batch.mean) / (batch.deviation + eps), 0.0)
+    return batch.centre(returns, scored) / (batch.deviation + eps)
 
 
 def zero_variance(reward: Float[Array, "R"], group_size: int) -> Bool[Array, "N"]:
-    """Return for each group whether its finite rewards are all equal."""
+    """Return for each group whether its finite rewards are all equal, but for their rounding (`SPREAD`)."""
     grouped = reward.reshape(-1, group_size)
     return ~_Statistics.of(grouped, jnp.isfinite(grouped), axis=1).differs[:, 0]
 
 
 @dataclass(frozen=True)
 class _Statistics:
-    """Moments of the scored values along an axis, or of all of them: [N, 1] or [1, 1]."""
+    """Moments of the scored values along an axis, or of all of them: [N, 1] or [1, 1].
+
+    They are computed relative to the lowest value, because a sum of values at a large offset rounds their differences
+    away, and in a unit near the largest value, because a square overflows long before the value does.
+
+    Attributes:
+        count:     number of scored values, at least 1.
+        unit:      a power of 2, so that dividing by it rounds nothing.
+        lowest:    lowest value, in this unit.
+        mean:      mean difference from the lowest value, in this unit.
+        differs:   the spread of the values is more than their rounding.
+        deviation: standard deviation.
+    """
 
     count: Array
+    unit: Array
+    lowest: Array
     mean: Array
     differs: Array
     deviation: Array
@@ -89,8 +107,20 @@ class _Statistics:
     @classmethod
     def of(cls, values: Float[Array, "N G"], scored: Bool[Array, "N G"], axis: int | None) -> "_Statistics":
         count = jnp.maximum(jnp.sum(scored, axis=axis, keepdims=True, dtype=jnp.float32), 1.0)
-        mean = jnp.sum(jnp.where(scored, values, 0.0), axis=axis, keepdims=True) / count
+        largest = jnp.max(jnp.abs(values), axis=axis, keepdims=True, where=scored, initial=0.0)
+        # Its reciprocal must not be subnormal, which devices take for 0.
+        unit = jnp.ldexp(jnp.float32(1.0), jnp.clip(jnp.frexp(largest)[1], -126, 126))
+        values = jnp.where(scored, values / unit, 0.0)
         highest = jnp.max(values, axis=axis, keepdims=True, where=scored, initial=-jnp.inf)
         lowest = jnp.min(values, axis=axis, keepdims=True, where=scored, initial=jnp.inf)
-        variance = jnp.sum(jnp.where(scored, (values - mean) ** 2, 0.0), axis=axis, keepdims=True) / count
-        return cls(count, mean, highest > lowest, jnp.sqrt(variance))
+        lowest, highest = (jnp.where(jnp.isfinite(x), x, 0.0) for x in (lowest, highest))  # nothing is scored
+        above = jnp.where(scored, values - lowest, 0.0)
+        mean = jnp.sum(above, axis=axis, keepdims=True) / count
+        variance = jnp.sum(jnp.where(scored, (above - mean) ** 2, 0.0), axis=axis, keepdims=True) / count
+        differs = highest - lowest > SPREAD * largest / unit
+        return cls(count, unit, lowest, mean, differs, jnp.sqrt(variance) * unit)
+
+    def centre(self, values: Float[Array, "N G"], scored: Bool[Array, "N G"]) -> Float[Array, "N G"]:
+        """Return the differences from the mean; 0 for values that are not scored, and where none differ."""
+        above = values / self.unit - self.lowest
+        return jnp.where(scored & self.differs, above - self.mean, 0.0) * self.unit

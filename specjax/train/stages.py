@@ -14,7 +14,7 @@ from specjax.carry_over.rollout import carry_over, carry_over_fn
 from specjax.cost import choose, update_drafting
 from specjax.drafters import Drafter
 from specjax.parallel.mesh import batch_shards
-from specjax.rewards import RewardFn
+from specjax.rewards import RewardFn, finite_or_failed
 from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
 from specjax.rollout.plan import choose_lengths
 from specjax.rollout.speculative import speculative_rollout
@@ -117,7 +117,7 @@ class Stages:
                 f"the rollout has {len(rollout.lengths)} sequences of {len(prompts.lengths)} prompts: must be "
                 f"group_size = {size} of each"
             )
-        return self.reward_fn(rollout, prompts)
+        return finite_or_failed(self.reward_fn(rollout, prompts))
 
     @jax.named_scope("select")
     def select(self, rollout: Rollout, prompts: Prompts, scores: Reward) -> tuple[ScoredSequences, Metrics]:

@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from configs.schema import DataConfig, RunConfig
-from launch.data.problems import Problem, describe_leak, read_problems
+from launch.data.problems import Problem, describe_leak, read_problems, split
+from launch.data.prompts import Message
 from launch.evaluation.report import set_report
 from launch.evaluation.sampler import Sampled
 from launch.evaluation.statistics import over_prompts
@@ -37,8 +37,7 @@ def test_row_35_a_report_counts_questions() -> None:
     ids = np.repeat(np.array([0, 2, 3, 4, 5], np.int32), 2)
     ones = np.ones(10, np.int32)
     part = Sampled(ids, ones[:, None], ones, ones > 0, ones, right.astype(np.float32), right, 1.0)
-    tokenizer: Any = None
-    report = set_report("s", problems, [part], 2, (2,), tokenizer, None)
+    report = set_report("s", problems, [part], 2, (2,), None)
     assert (report.prompts, report.questions) == (5, 2)
     assert report.measures["accuracy"].value == pytest.approx((1 / 8 + 1) / 2)
     assert report.measures["pass@2"].value == pytest.approx((1 / 4 + 1) / 2)
@@ -93,3 +92,32 @@ def test_row_35_problems_to_train_on_are_distinct(tmp_path: Path, caplog: pytest
         assert f"{option} = {path}: 2 of 7 problems dropped" in caplog.text
         assert f"{option} = {path}: 1 of 7 problems kept with the prompt of an earlier one" in caplog.text
     assert len(read_problems(path, "question", "answer")) == 7
+
+
+def asked(system: str, text: str = "Go.") -> Problem:
+    return Problem(prompt=(Message("system", system), Message("user", text)), answer="1")
+
+
+def test_row_68_the_whole_prompt_tells_problems_apart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Problems that differ only in their system messages all stay, and each counts in an interval."""
+    problems = [asked(f"Add {i} and 1.") for i in range(50)]
+    assert [len(part) for part in split(problems, 10)] == [40, 10] and not caplog.records
+    assert describe_leak(problems[:40], problems[40:]) is None
+    ids, ones = np.arange(50, dtype=np.int32), np.ones(50, np.int32)
+    right = ids % 2 == 0
+    part = Sampled(ids, ones[:, None], ones, ones > 0, ones, right.astype(np.float32), right, 1.0)
+    report = set_report("s", problems, [part], 1, (), None)
+    _, low, high = report.measures["accuracy"]
+    assert report.questions == 50 and 0.36 < low < high < 0.64
+    # Roles and borders of messages are part of a prompt.
+    turns = (Message("user", "a"), Message("assistant", "b"), Message("user", "c"))
+    texts = [turns, (turns[0], Message("user", "b"), turns[2]), (Message("user", "a\nb\nc"),), (turns[2],)]
+    assert len({Problem(prompt=prompt, answer="1").question for prompt in texts}) == 4
+    assert Problem(prompt=" c", answer="1").key == Problem(prompt=texts[-1], answer="1").key
+
+
+def test_row_68_what_all_problems_of_a_set_begin_with_does_not_hide_a_leak() -> None:
+    train, held_out = ([asked(system, f"What is {i}?") for i in range(4)] for system in ("Be brief.", "Think."))
+    for other in (held_out, [Problem(prompt=f"what is {i}?", answer="1") for i in range(4)]):
+        assert (describe_leak(train, other) or "").startswith("4 of 4 held-out problems are also training problems")
+    assert describe_leak(train, [asked("Think.", f"What is {i}?") for i in range(5, 9)]) is None

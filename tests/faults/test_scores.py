@@ -22,7 +22,9 @@ from configs.schema.rewards import RewardConfig
 from launch.cli.errors import ConfigError
 from launch.data.problems import Problem, read_problems
 from launch.data.tokenizers import ByteTokenizer
-from launch.rewards.reward_fn import _as_object, host_scorer, make_reward, unscorable_answers
+from launch.rewards.answers import Completion
+from launch.rewards.host_scorer import as_object
+from launch.rewards.reward_fn import host_scorer, make_reward, unscorable_answers
 from launch.rewards.scorers import load_scorer
 from launch.rewards.workers import PRINTED_LINES, RewardPool
 from tests.launch.processes import gone
@@ -133,7 +135,7 @@ def test_workers_import_neither_jax_nor_numpy_and_one_that_died_idle_costs_no_sa
 
 def test_a_sample_that_cannot_be_sent_raises_and_blocks_nothing(pool: RewardPool) -> None:
     with pytest.raises(Exception, match="not JSON serializable"):
-        pool.score([lambda: None], [""])  # pyright: ignore[reportArgumentType]
+        pool.score([Completion("", None)], [lambda: None])  # pyright: ignore[reportArgumentType]
     assert score(pool, "value 1") == [1.0]
 
 
@@ -348,5 +350,5 @@ def test_row_52_objects_are_answers_only_of_scorers_of_ones_own(tmp_path: Path) 
 
 def test_row_52_columns_of_any_type_reach_the_scorer() -> None:
     columns = {"x": Decimal("1.5"), "y": np.arange(2), "z": datetime.date(2026, 1, 2), "n": float("nan"), "b": b"x"}
-    sent = _as_object(Problem(prompt="p", answer="1", columns=columns))["columns"]
+    sent = as_object(Problem(prompt="p", answer="1", columns=columns))["columns"]
     assert (sent["x"], sent["y"], sent["z"], str(sent["n"]), sent["b"]) == (1.5, [0, 1], "2026-01-02", "nan", "b'x'")

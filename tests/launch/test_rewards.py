@@ -12,7 +12,8 @@ from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer
-from launch.rewards.reward_fn import final_answer_of, function_reward, host_scorer, length_penalty
+from launch.rewards.host_scorer import length_penalty
+from launch.rewards.reward_fn import final_answer_of, function_reward, host_scorer
 from launch.rewards.scorers import load_scorer
 from launch.rewards.workers import RewardPool
 from specjax.rewards import HostScore
@@ -127,7 +128,7 @@ def test_completions_are_scored_against_the_answer_of_their_id():
 
 
 def test_several_scorers_are_summed():
-    """Only the first decides what is correct. If one fails, the sample is lost. Lengths include the stop token."""
+    """Only the first decides what is correct. If one fails, the sample is lost and wrong. Lengths include the stop."""
     also = "sample_scorers:before_the_mark", "length"
     with scoring(RewardConfig("exact", also, (1.0, 0.5, 2.0), length=LengthConfig(0, 4, 4), workers=1)) as summed:
         tokens, lengths = rows("7#1", "7#2", "99999#2", "nan#2", "x#2", "1#2")
@@ -136,7 +137,7 @@ def test_several_scorers_are_summed():
     expected = [[0, 7, 0], [1, 7, 0], [1, 99999, -1], [1, np.nan, -0.5], [np.nan, np.nan, 0], none]
     np.testing.assert_array_equal(said, np.asarray(expected, np.float32))
     np.testing.assert_array_equal(value, np.asarray([3.5, 4.5, 49998.5, np.nan, np.nan, np.nan], np.float32))
-    np.testing.assert_array_equal(correct, [0, 1, 1, 1, 0, 0])
+    np.testing.assert_array_equal(correct, [0, 1, 1, 0, 0, 0])
 
 
 def test_a_function_of_this_process_loses_samples_and_logs_each_kind_once(caplog: pytest.LogCaptureFixture) -> None:

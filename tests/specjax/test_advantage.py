@@ -63,6 +63,24 @@ def test_equal_rewards_give_no_advantage_by_any_rule(config: AdvantageConfig) ->
 
 
 @pytest.mark.parametrize("config", ALLOWED, ids=str)
+@pytest.mark.parametrize("offset", [1000.1, -1e6, 1e38])
+def test_row_73_rounding_of_the_rewards_gives_no_advantage(offset: float, config: AdvantageConfig) -> None:
+    """Differences of some units of the last place are no spread; larger ones count, at any offset."""
+    reward = np.full(8, offset, np.float32)
+    for ulps in range(1, 4):
+        reward[3] = np.nextafter(reward[3], np.float32(np.inf))
+        np.testing.assert_array_equal(group_advantages(jnp.array(reward), 4, config), np.zeros(8))
+        assert zero_variance(jnp.array(reward), 4).all(), ulps
+    reward[3:6] *= np.float32(1.0001)
+    assert not zero_variance(jnp.array(reward), 4).any()
+    name = next((name for name, known in NAMED.items() if known == config), None)
+    if name is not None:
+        got = group_advantages(jnp.array(reward), 4, config)
+        expected = as_the_papers_have_it(name, list(reward.astype(np.float64).reshape(2, 4)))
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("config", ALLOWED, ids=str)
 def test_a_group_of_equal_rewards_has_a_small_advantage_or_none(config: AdvantageConfig) -> None:
     """The group differs from the batch's mean, but not from its own."""
     got = np.asarray(group_advantages(jnp.array([1.0, 1.0, 1.0, 0.0, 1.0, 0.0]), 3, config))
@@ -92,7 +110,9 @@ def test_tokens_have_the_returns_of_later_tokens() -> None:
     Equal returns give no advantage.
     """
     every = jnp.ones((3, 4), bool)
-    assert not token_advantages(jnp.full(3, 10.1), jnp.zeros((3, 4)), every).any()
+    nearly = jnp.array([1000.1, 1000.1, np.nextafter(np.float32(1000.1), np.float32(2000))], jnp.float32)
+    for equal in (jnp.full(3, 10.1), nearly):
+        assert not token_advantages(equal, jnp.zeros((3, 4)), every).any()
     rng = np.random.default_rng(3)
     reward, cost = rng.normal(size=5), rng.normal(0.0, 0.3, (5, 9))
     reward[[1, 3]] = np.nan, np.inf

@@ -9,7 +9,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from specjax.parallel.mesh import BATCH_AXES, batch_shards
-from specjax.rewards import HostReward, HostScore, host_reward
+from specjax.rewards import HostReward, HostScore, finite_or_failed, host_reward
 from specjax.train.advantage import zero_variance
 from specjax.train.metrics import reward_metrics
 from specjax.types import Prompts, Reward, Rollout
@@ -89,6 +89,21 @@ def test_every_sample_is_scored_once_and_its_score_comes_back_to_it(shape: tuple
     assert (both(rollout, prompts).parts or {}).keys() == {"once", "twice"}
     failed = HostReward(lambda *_: 1 / 0)(rollout, prompts)  # pyright: ignore[reportArgumentType]
     assert np.isnan(failed.value).all() and not np.any(failed.correct)
+
+
+@pytest.mark.parametrize("value", [1e39, -1e39, np.inf, np.nan])
+def test_row_73_a_reward_that_float32_cannot_hold_is_failed_and_not_correct(value: float) -> None:
+    rollout, prompts = job(mesh_of(1, 1, 1))
+
+    def score(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.where(ids == 3, value, 1.0), np.ones(len(ids))
+
+    host = HostReward(score)(rollout, prompts)
+    traced = finite_or_failed(Reward(jnp.where(prompts.id == 3, jnp.inf, 1.0), jnp.ones(PROMPTS)))
+    for reward, ids in ((host, np.repeat(np.asarray(prompts.id), GROUP)), (traced, np.asarray(prompts.id))):
+        np.testing.assert_array_equal(np.isnan(reward.value), ids == 3)
+        np.testing.assert_array_equal(reward.correct, ids != 3)
+        assert reward.value.dtype == reward.correct.dtype == np.float32
 
 
 def test_every_device_gets_the_same_scores() -> None:

@@ -1,0 +1,50 @@
+"""Answers in completions. This module imports nothing heavy, because every scorer process loads it."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class Completion(NamedTuple):
+    """A completion as scorers get it.
+
+    Attributes:
+        text:   all of it, thinking included, without stop tokens and special tokens that are cut.
+        answer: the part that is scored; None if thinking has not ended.
+    """
+
+    text: str
+    answer: str | None
+
+
+@dataclass(frozen=True)
+class AnswerRule:
+    """The one rule by which a completion's answer is found, for all scorers, majorities, samples and reports.
+
+    Attributes:
+        thinking:     texts that open and close thinking; () if models do not think.
+        stop_strings: texts that end a completion.
+    """
+
+    thinking: tuple[str, ...] = ()
+    stop_strings: tuple[str, ...] = ()
+
+    def answer_in(self, text: str, opened: bool = False) -> str | None:
+        """Return the text after the last end of thinking and before the first stop string.
+
+        It is None if thinking does not end: it is opened after that, or by the prompt, and not closed.
+
+        text:   a completion with the markers of thinking.
+        opened: the prompt ends with the opening marker.
+        """
+        text = text[: min((text.find(stop) for stop in self.stop_strings if stop in text), default=len(text))]
+        if not self.thinking:
+            return text
+        opening, closing = self.thinking
+        _, closed, answer = text.rpartition(closing)
+        if opening in answer or (opened and not closed):
+            return None
+        return answer.lstrip() if closed else answer
+
+    def opened_by(self, prompt: str) -> bool:
+        """Return whether a prompt, as the model is asked, leaves it within thinking."""
+        return bool(self.thinking) and prompt.rstrip().endswith(self.thinking[0].rstrip())

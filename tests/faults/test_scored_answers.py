@@ -1,0 +1,302 @@
+"""Faults of what is scored: thinking in place of the answer, another value, or a parameter that gets another text."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configs.schema import DataConfig, RewardConfig, RunConfig
+from launch.cli.recipes import load_recipe
+from launch.data.arithmetic import ALPHABET
+from launch.data.problems import Problem
+from launch.data.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
+from launch.evaluation.report import set_report
+from launch.evaluation.sampler import Sampled
+from launch.evaluation.sets import completion_records
+from launch.rewards.answers import AnswerRule, Completion
+from launch.rewards.boxes import stated_answers
+from launch.rewards.reader import AnswerReader
+from launch.rewards.reward_fn import final_answers, function_reward, host_scorer, make_reward, unscorable_answers
+from launch.rewards.scorers import load_scorer, scorer_of
+from launch.rewards.thinking import describe_thinking
+from launch.rewards.workers import RewardPool
+from launch.run.first_problem import describe_first_problem
+from launch.setup.problems import Problems
+from specjax.rewards import RewardFn
+from tests.faults.test_tokens import tagged  # noqa: F401, a fixture
+from tests.launch.tokenizer_files import change, write_word_tokenizer
+from tests.refusals import refuses
+
+TAGS = "<think>", "</think>"
+PROBLEM = Problem(prompt="hello", answer="4")
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return write_word_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "answer"),
+    [
+        (r"<think>Is it \boxed{4}? Let me check", False, None),
+        (r"Is it \boxed{4}? Let me check", True, None),
+        (r"<think>\boxed{3}</think>\n".replace(r"\n", "\n\n") + r"\boxed{4}", False, r"\boxed{4}"),
+        (r"\boxed{3}</think>It is 4.", True, "It is 4."),
+        ("no thinking at all", False, "no thinking at all"),
+        ("<think>a</think>4<think>or 5", False, None),
+        ("<think>a</think>3<think>b</think>4", False, "4"),
+        ("<think>a</think>", False, ""),
+        ("", True, None),
+        ("", False, ""),
+        ("<think>a</think>4</answer> and </answer>", False, "4"),
+        ("<think>a</answer>b</think>4", False, None),
+    ],
+)
+def test_row_67_the_answer_comes_after_thinking_and_before_a_stop_string(
+    text: str, opened: bool, answer: str | None
+) -> None:
+    rule = AnswerRule(TAGS, ("</answer>", "never"))
+    assert rule.answer_in(text, opened) == answer
+    assert AnswerRule().answer_in(text) == text
+    assert rule.opened_by("hello<|bot|><think>\n") and not rule.opened_by("<think>\n\n</think>\n\n")
+
+
+@pytest.mark.parametrize("scorer", ["math", "exact", "regex"])
+def test_row_67_accuracy_majority_and_samples_count_answers_alone(scorer: str) -> None:
+    """A box that is named while thinking, and cut off, earns nothing and does not vote."""
+    if scorer == "math":
+        pytest.importorskip("math_verify")
+    state: Callable[[str], str] = r"\boxed{{{}}}".format if scorer == "math" else "#{}".format
+    reward = RewardConfig(scorer, thinking=TAGS, pattern=r"#(\d+)" if scorer == "regex" else None, workers=1)
+    config, tokenizer = RunConfig(name="x", steps=1, reward=reward), ByteTokenizer()
+    cut, wrong, right = (
+        f"<think>{state('4')}? Let me",
+        f"{state('4')}</think>{state('5')}",
+        f"<think></think>{state('4')}",
+    )
+    completions = [tokenizer.encode(text) for text in (cut, wrong, right)]
+    lengths, ids = np.array(list(map(len, completions))), np.zeros(3, np.int32)
+    tokens = np.zeros((3, max(lengths)), np.int32)
+    for row, each in zip(tokens, completions, strict=True):
+        row[: len(each)] = each
+    with RewardPool(reward) as pool:
+        value, correct = host_scorer(pool, tokenizer, [PROBLEM])(tokens, lengths, ids)
+        assert pool.score([cut, wrong, right], ["4"] * 3)[:, 0].tolist() == value.tolist() == [0, 0, 1]
+    final = final_answers(config, tokenizer, [PROBLEM])
+    assert final is not None and [final(each, 0) for each in completions] == [None, "5", "4"]
+    part = Sampled(ids, tokens, lengths, lengths > 0, lengths, value, correct > 0, 1.0)
+    saved = list(completion_records("s", part, tokenizer, final))
+    assert [record["extracted"] for record in saved] == [None, "5", "4"] and saved[0]["completion"] == cut
+    # The cut one does not vote: among 5 and 4 there is a tie.
+    assert set_report("s", [PROBLEM], [part], 3, (3,), final).measures["majority@3"].value == 0.5
+
+
+def test_row_67_markers_count_where_they_are_special_tokens_and_in_the_prompt(tagged: Path) -> None:  # noqa: F811
+    """`decode` cuts <think> (4) and </think> (10)."""
+    change(tagged / "tokenizer_config.json", chat_template="{{ messages[0].content }} <bot> <think>")
+    for kept in (False, True):
+        tokenizer = HuggingFaceTokenizer(tagged, keep_special_tokens=kept)
+        plain = HuggingFaceTokenizer(tagged, template_kwargs={"chat_template": "{{ messages[0].content }} <bot>"})
+        opening, starting = (AnswerReader(AnswerRule(TAGS), each, [PROBLEM]) for each in (tokenizer, plain))
+        assert opening.read([5, 6], 0).answer is None and starting.read([5, 6], 0).answer == "hello world"
+        assert starting.read([4, 5, 6], 0).answer is None
+        for reader in (opening, starting):
+            assert reader.read([4, 5, 10, 6, 0], 0).answer == reader.read([5, 10, 6], 0).answer == "world"
+        text = "<think> hello </think> world" if kept else "hello world"
+        assert opening.read([4, 5, 10, 6, 0], 0).text == text
+
+
+def test_row_67_a_template_that_thinks_is_told_where_thinking_is_scored(tagged: Path) -> None:  # noqa: F811
+    def said(template: str, **reward: Any) -> str:
+        change(tagged / "tokenizer_config.json", chat_template=template)
+        config = RunConfig(name="x", steps=1, data=DataConfig(), reward=RewardConfig(**reward))
+        return describe_thinking(config, HuggingFaceTokenizer(tagged), [PROBLEM]) or ""
+
+    thinks = "{{ messages[0].content }} <bot> {% if think is defined %}<think> </think>{% endif %}"
+    assert said(thinks).startswith("reward.thinking = (): the chat template has the model think between <think>")
+    assert said(thinks).endswith("--reward.thinking '<think>' '</think>' leaves it out")
+    assert "--reward.scorer exact --reward.thinking" in said(thinks, scorer="exact_traced")
+    assert said(thinks.replace("think>", "thinking>"), thinking=TAGS).startswith("reward.thinking = ('<think>'")
+    assert not said(thinks, thinking=TAGS)
+    assert not said("{{ messages[0].content }} <bot> <think> </think>")  # turned off
+    assert not said("{{ messages[0].content }} <bot>")
+
+
+def test_row_67_recipes_that_think_leave_it_out_and_contradictions_are_refused() -> None:
+    for name in ("qwen3_8b_rl_think", "qwen3_8b_rl_zero", "own_data", "gsm8k"):
+        assert load_recipe(name).reward.thinking == TAGS
+    for options, message in (
+        (dict(thinking=("<think>",)), "thinking = ('<think>',): must be empty, or two different texts"),
+        (dict(thinking=("a", "a")), "thinking = ('a', 'a'): must be empty"),
+        (dict(scorer="exact_traced", thinking=TAGS), "thinking = ...: must be empty with exact_traced"),
+        (dict(scorer="regex", pattern=r"\</think\>(\d)", thinking=TAGS), "pattern = ...: must not have </think>"),
+    ):
+        with refuses(message, ValueError):
+            RewardConfig(**options)
+
+
+def test_row_67_the_first_problem_is_shown_as_it_is_asked_and_scored() -> None:
+    def shown(reward: RewardConfig, tokenizer: Tokenizer, reward_fn: RewardFn) -> list[str]:
+        first = PROBLEM if isinstance(tokenizer, ByteTokenizer) else problems[0]
+        both = Problems([first, Problem(prompt="x", answer="7")], [])
+        config: Any = RunConfig(name="x", steps=1, reward=reward)
+        experiment: Any = SimpleNamespace(config=config, tokenizer=tokenizer, problems=both)
+        asked, *rows = describe_first_problem(experiment, reward_fn)
+        assert "hello" in asked or "1+3=" in asked
+        return [" ".join(row.split()) for row in rows[2:]]
+
+    def strict(completion: str, answer: str) -> float:
+        return float(completion[-1:] == "}") if completion else 1 / 0
+
+    sums, problems = CharacterTokenizer(ALPHABET), [Problem(prompt="1+3=", answer="4")]
+    for thinking, cut_off in ((TAGS, "0"), ((), "1")):
+        reward = RewardConfig("regex", pattern=r"boxed{(\d)}", thinking=thinking, workers=1)
+        with RewardPool(reward) as pool:
+            assert shown(reward, ByteTokenizer(), make_reward(pool, [PROBLEM], ByteTokenizer())) == [
+                *(r"its answer \boxed{4} 1", r"another answer \boxed{7} 0", "nothing 0"),
+                rf"cut off while thinking <think>So it is \boxed{{4}}? Let me {cut_off}",
+            ]
+    rows = shown(RewardConfig("python:strict"), ByteTokenizer(), function_reward(strict, [PROBLEM], ByteTokenizer()))
+    assert [row.split()[-1] for row in rows[:2]] == ["1", "1"] and "nothing none: ZeroDivisionError" in rows[2]
+    traced = make_reward(None, problems, sums)
+    assert shown(RewardConfig("exact_traced"), sums, traced) == ["its answer #4 1", "another answer #7 0", "nothing 0"]
+
+
+def test_row_67_scorers_of_ones_own_get_the_answer_and_the_whole_text() -> None:
+    def reward(completion: str, problem: dict[str, Any], *, whole_text: str, scale: float = 1.0) -> float:
+        return scale * (10 * len(completion) + len(whole_text) + float(problem["answer"]) / 10)
+
+    score = function_reward(reward, [PROBLEM], ByteTokenizer(), AnswerRule(TAGS)).score
+    for text, expected in (("<think></think>abc", 48.4), ("<think>abc", 10.4), ("abc", 33.4)):
+        tokens = np.array([list(text.encode())], np.int32)
+        (value,), _ = score(tokens, np.array([len(text)]), np.array([0]))
+        assert value == np.float32(expected)
+
+
+def as_called(function: Callable[..., Any]) -> Any:
+    return scorer_of(function)(Completion("all", "part"), {"prompt": "p", "answer": "a", "columns": {}})
+
+
+def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*arguments: Any, **named: Any) -> Any:
+        return function(*arguments, **named)
+
+    return wrapper
+
+
+@pytest.mark.parametrize(
+    ("function", "got"),
+    [
+        (lambda completion, answer: (completion, answer), ("part", "a")),
+        (lambda x, y: (x, y), ("part", "a")),
+        (lambda *xs: xs, ("part", "a")),
+        (lambda answer, completion: (completion, answer), ("part", "a")),
+        (lambda problem, completion: (completion, problem["prompt"]), ("part", "p")),
+        (lambda ground_truth, response: (response, ground_truth), ("part", "a")),
+        (lambda x, problem: (x, problem["prompt"]), ("part", "p")),
+        (lambda x, whole_text: (x, whole_text), ("part", "all")),
+        (lambda whole_text, x: (x, whole_text), ("a", "all")),
+        (lambda answer, whole_text, completion: (answer, whole_text, completion), ("a", "all", "part")),
+        (lambda *, answer, completion: (completion, answer), ("part", "a")),
+        (lambda x, y, tolerance=0.5, whole_text=None: (x, y, tolerance, whole_text), ("part", "a", 0.5, "all")),
+        (wrapped(lambda problem, completion: (completion, problem["prompt"])), ("part", "p")),
+        (functools.partial(lambda scale, completion, answer: (scale, completion, answer), 2), (2, "part", "a")),
+    ],
+)
+def test_row_70_names_of_parameters_are_obeyed(function: Callable[..., Any], got: Any) -> None:
+    assert as_called(function) == got
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda answer, x: 0, "answer stands in the place of the completion"),
+        (lambda problem, x: 0, "problem stands in the place of the completion"),
+        (lambda answer, problem: 0, "names must give the completion to one"),
+        (lambda completion, response: 0, "names must give the completion to one"),
+        (lambda prompts, completions, **columns: 0, "prompts is not given"),
+        (lambda completion, prompt: 0, "prompt is not given"),
+        (lambda completion, answer, extra: 0, "extra is not given"),
+        (lambda completion: 0, "takes too few"),
+    ],
+)
+def test_row_70_names_that_contradict_places_are_refused(function: Callable[..., Any], reason: str) -> None:
+    with refuses(f"reward = f: takes (...): {reason}...; must take (completion, problem) or (completion, answer)"):
+        scorer_of(function, owner="reward = f")
+
+
+def test_row_69_answers_whose_number_alone_is_not_their_value_are_counted() -> None:
+    pytest.importorskip("math_verify")
+    bad = ["34 dollars", "2nd", "April 4", r"\text{34 dollars}", "about 5", "€34"]
+    good = ["34", "34.", "34,", "10 km", r"34 \text{ dollars}", "2516_8", "2025-01-02", r"\frac{1}{2}", "x", "3 or 4"]
+    with RewardPool(RewardConfig("math", workers=1, time_limit_s=20)) as pool:
+        problems = [Problem(prompt="", answer=answer) for answer in [*bad, *good]]
+        assert unscorable_answers(pool, problems) == bad
+    assert stated_answers("34 dollars") == [r"\boxed{34 dollars}", r"\boxed{34}"]
+    scorer = load_scorer("math")
+    for answer, completion in (("34.", "34"), ("34,", "34"), ("34", "34."), ("1,234.", "1234")):
+        assert scorer.score(rf"\boxed{{{completion}}}", answer) == 1.0
+
+
+# Expected answer, completions that give it, and completions that do not.
+VALUES = {
+    "2516_8": (["2516_8", "2516_{8}", "(2516)_8", "2516₈", r"2516 \text{ (base 8)}"], ["2516_7", "2516", "1358"]),
+    "2516": (["2516", "2516_{10}", "2,516", r"2\,516"], ["2516_7", "2516₇"]),
+    "1AF_{16}": (["1af_{16}"], ["1AF_{15}", "1AF"]),
+    r"2_{\text{eight}}": ([r"2_{\text{eight}}"], [r"2_{\text{seven}}"]),
+    "2025-01-02": (["2025-01-02", "2025-1-2", "2025–01–02"], ["2022", "2025", "2025-01-03"]),
+    "2022": (["2022"], ["2025-01-02", "2025-3"]),
+    "01/02/2025": (["01/02/2025", "1/2/2025"], [r"\frac{1}{4050}", "2/1/2025"]),
+    "1.2.3": (["1.2.3"], ["0.36", "1.2", "1.2.4"]),
+    "10:05": (["10:05"], ["2", "10", "10:50"]),
+    "3:4": (["3:4", r"\frac{3}{4}"], ["3", "4:3"]),
+    "3-5": (["3-5", "3 – 5"], ["-2", "3", "4"]),
+    "1 1/2": (["1.5", r"1\frac{1}{2}"], ["1", "2"]),
+    "7": (["7", "3+4"], ["3 4", r"3 \lor 7", r"3 \to 7", "3, 7", "3 or 7", "3 & 7"]),
+    "(1,2)": (["(1,2)", "1,2", r"\left(1, 2\right)"], ["2,1", "(2,1)", r"\{1,2\}", "[1,2]", "1"]),
+    r"\{1,2\}": ([r"\{2,1\}", "2, 1", "1 and 2"], ["(1,2)", "1"]),
+    "1,2": (["2,1", r"\{1,2\}", "1 or 2"], ["(2,1)", "1", "12"]),
+    "10 km": (["10", "10 km", r"10 \text{ kilometers}"], ["10 m", r"10 \text{ miles}"]),
+    r"\$34": (["34", r"34 \text{ dollars}"], [r"34 \text{ cents}", "€34"]),
+    "5 minutes": ([r"5 \text{ min}", "5"], [r"5 \text{ hours}"]),
+    "50%": ([r"50\%", "0.5"], ["500", "5%"]),
+    "90^\\circ": (["90°", "90"], ["9"]),
+    r"\frac{1}{2}": (["0.5", r"\frac 1 2", "2/4"], ["1", "2", "12"]),
+    r"2\sqrt{3}": ([r"\sqrt{12}"], ["2"]),
+    "x=3": (["3", "x=3"], ["y=3", "x=4"]),
+}
+
+
+@pytest.mark.parametrize("answer", VALUES)
+def test_row_74_only_the_same_value_is_equal(answer: str) -> None:
+    pytest.importorskip("math_verify")
+    scorer, (right, wrong) = load_scorer("math"), VALUES[answer]
+    scored = {text: scorer.score(rf"\boxed{{{text}}}", answer) for text in (*right, *wrong)}
+    assert scored == dict.fromkeys(right, 1.0) | dict.fromkeys(wrong, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        *((text, None) for text in ("The answer is 4 or 5 or 6", "Either 4 or 5", "4, 5", "The answer is $4$ or 5.")),
+        *((text, None) for text in ("The answer is x = 4 or x = 5.", "It is between 4 and 6", "4 to 6", "(4, 5)")),
+        *(
+            (text, "4")
+            for text in ("The answer is 4.", "It's 4 or 5. So the answer is 4.", "answer 4 (not 5)", "**4**")
+        ),
+        *((text, "4") for text in ("Answer: 4. Check: 4+5=9", "The answer is 4. I am 90% sure.", "4 km")),
+        *(("The answer is 2516_8.", "2516_8"), ("On 2025-01-02.", "2025-01-02"), ("The answer is 50%.", "0.5")),
+        *(("It takes 10:05.", "10:05"), (r"The answer is 3\sqrt{2}.", r"3\sqrt{2}"), ("1,000 or more", "1000")),
+    ],
+)
+def test_row_74_several_alternatives_without_a_box_are_no_answer(text: str, answer: str | None) -> None:
+    pytest.importorskip("math_verify")
+    scorer = load_scorer("math")
+    assert scorer.final_answer is not None and (scorer.final_answer(text) is None) == (answer is None)
+    assert all(scorer.score(text, each) == (each == answer) for each in ("4", "5", "6", "2516", "2025", answer or "3"))
