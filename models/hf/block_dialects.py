@@ -65,10 +65,7 @@ def block_to_public(
     if dialect == "specforge":
         raise ValueError("kind: specforge has EAGLE-3 heads only; write the dialect zlab, speculators or deepspec")
     if config.mask_token_id is None:
-        raise ValueError(
-            "mask_token_id = None: the draft has a mask row of its own, which public files cannot hold; one that is "
-            "made with a stop token (--rollout.stop-tokens) takes its row"
-        )
+        raise ValueError("mask_token_id = None: the draft has a mask row of its own, which public files cannot hold")
     decoder = DecoderConfig(
         **config.layer_options(),
         vocab_size=config.vocab_size,
