@@ -121,12 +121,14 @@ def test_a_carried_completion_is_the_one_of_a_single_rollout() -> None:
             expected = np.where(began[:, None], getattr(unbroken[1], name), getattr(unbroken[0], name))
             expected, found = np.where(reached, expected, 0), getattr(rollout, name)
             np.testing.assert_allclose(found, expected, atol=0 if exact else 1e-4, err_msg=name)
+        stopped = np.where(began == 1, unbroken[1].stopped, unbroken[0].stopped)
+        np.testing.assert_array_equal(rollout.stopped, stopped & rollout.done)
         start = np.zeros(rows) if before is None else np.where(fresh & (step == 1), 0, before.lengths)
         np.testing.assert_array_equal(rollout.resumed_at, start)
         assert (rollout.versions[reached & (column >= start[:, None])] == step + 10).all()
         if before is not None:
             goes_on = ~before.done & (start > 0)
-            assert goes_on.any() and (rollout.lengths[goes_on] > start[goes_on]).all()
+            assert (before.stopped & (start > 0)).any() and goes_on.any() and (rollout.lengths[goes_on] > start[goes_on]).all()
             # What earlier rollouts wrote is kept, to the bit.
             for name in ("tokens", "law", "full", "writer", "versions"):
                 kept, old = (np.where(column < start[:, None], getattr(x, name), 0) for x in (rollout, before))
