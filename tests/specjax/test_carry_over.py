@@ -128,7 +128,11 @@ def test_a_carried_completion_is_the_one_of_a_single_rollout() -> None:
         assert (rollout.versions[reached & (column >= start[:, None])] == step + 10).all()
         if before is not None:
             goes_on = ~before.done & (start > 0)
-            assert (before.stopped & (start > 0)).any() and goes_on.any() and (rollout.lengths[goes_on] > start[goes_on]).all()
+            assert (
+                (before.stopped & (start > 0)).any()
+                and goes_on.any()
+                and (rollout.lengths[goes_on] > start[goes_on]).all()
+            )
             # What earlier rollouts wrote is kept, to the bit.
             for name in ("tokens", "law", "full", "writer", "versions"):
                 kept, old = (np.where(column < start[:, None], getattr(x, name), 0) for x in (rollout, before))
