@@ -52,10 +52,10 @@ def read_made_for(directory: Path) -> MadeFor | None:
     path = directory / _FILE
     if not path.exists():
         return None
-    values = read_json(path)
+    stored = read_json(path)
     with errors_name(path):
         names = [field.name for field in fields(MadeFor)]
-        values = {"dtype": None, "hash": None} | values
+        values: dict[str, Any] = {"dtype": None, "hash": None, **stored}
         if values.keys() != set(names):
             raise ValueError(f"must have the fields {', '.join(names)}, and no others")
         predicted, temperature = values["predicted_acceptance"], values["temperature"]

@@ -144,10 +144,11 @@ def _by_module(field: str, patterns: Mapping[str, T], modules: list[str], defaul
     """Return for each module the value of the first pattern that matches the end of its name, as in PEFT."""
     if len(patterns) > _MOST_PATTERNS:
         raise ValueError(f"{field}: has {len(patterns)} patterns; must have at most {_MOST_PATTERNS}")
-    values = dict.fromkeys(modules, default)
-    for pattern, value in reversed(patterns.items()):
-        values |= dict.fromkeys(_matching(field, pattern, rf"(.*\.)?({pattern})", modules), value)
-    return values
+    values = dict[str, T]()
+    for pattern, value in patterns.items():
+        for module in _matching(field, pattern, rf"(.*\.)?({pattern})", modules):
+            values.setdefault(module, value)
+    return {module: values.get(module, default) for module in modules}
 
 
 def _matching(field: str, text: str, expression: str, modules: list[str]) -> set[str]:

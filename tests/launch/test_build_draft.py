@@ -32,7 +32,7 @@ from models.hf.eagle3_files import save_eagle3
 from models.hf.load import load_policy
 from models.hf.save import save_policy
 from models.params import init_params
-from specjax.drafters import HeadDrafter
+from specjax.drafters import BlockDrafter, HeadDrafter
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.types import PyTree
 from tests.launch.checkpoints import WORDS, write_tokenizer
@@ -94,7 +94,11 @@ def test_a_block_draft_is_saved_and_read_again(shrunk: Options, tmp_path: Path, 
     path = tmp_path / "draft"
     options = shrunk | {"--draft.kind": kind, "--draft.vocab-size": size, "--rollout.draft-length": "3"}
     options |= {"--rollout.draft-lengths": None, "--draft.head.block-size": "3", "--draft.head.num-layers": "1"}
+    options |= {"--draft.loss": "kl", "--draft.decay": "0.5", "--draft.rollout-dtype": "int8"}
     fresh = run(options).networks
+    drafter = fresh.drafter
+    assert isinstance(drafter, BlockDrafter)
+    assert (drafter.objective, drafter.decay, drafter.eight_bit) == ("kl", 0.5, "int8")
     assert isinstance(fresh.draft, BlockDraft) and fresh.decoder is not None
     head = fresh.draft.head
     assert (head.block_size, head.num_layers) == (3, 1)
