@@ -89,11 +89,11 @@ def draft_of(arm: str, config: RunConfig, args: KindsArgs) -> DraftConfig:
 
 def with_parameters(draft: DraftConfig, total: int, experiment: Experiment) -> DraftConfig:
     """Return the section of a block draft with the width at which it has about `total` parameters."""
-    decoder, tokens = experiment.networks.decoder, experiment.tokenizer.vocab_size
+    decoder = experiment.networks.decoder
     assert decoder is not None
 
     def size(width: int) -> int:
-        head = fresh_block(replace(draft, intermediate_size=width), decoder, tokens)
+        head = fresh_block(replace(draft, intermediate_size=width), decoder, experiment.tokenizer)
         return count(jax.eval_shape(partial(init_block, head), jax.random.key(0)))
 
     width = 8 * round(1 + (total - size(8)) / (size(16) - size(8)))

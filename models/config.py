@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from models.rope import RopeScaling
-from specjax.options import MOST, Layers, NonNegative, Options, Positive, above, at_least, at_most
+from specjax.options import MOST, Experts, Layers, NonNegative, Options, Positive, above, at_least, at_most
 
 Dtype = Literal["float32", "bfloat16"]
 # What the backward pass of training recomputes, layer by layer. none: nothing; dots: all but the products with weights
@@ -77,8 +77,8 @@ class ExpertsConfig(Options):
         layers: Layers with experts, ascending; None for every layer.
     """
 
-    num_experts: Positive
-    active: Positive
+    num_experts: Experts
+    active: Experts
     intermediate_size: Positive
     norm_topk_prob: bool = False
     layers: tuple[NonNegative, ...] | None = None

@@ -5,9 +5,16 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from specjax.options import MOST, MOST_LAYERS
+from specjax.options import MOST, MOST_DRAFTED, MOST_EXPERTS, MOST_LAYERS
 
 UNKNOWN = "unknown field, refused because it may change the forward"
+# Counts of what readers make one by one, from the file's number alone. Sizes of arrays are compared with the arrays
+# in the files, or with memory, before these are made.
+_COUNTS = {
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "num_target_layers"), MOST_LAYERS),
+    **dict.fromkeys(("num_experts", "num_local_experts", "num_experts_per_tok"), MOST_EXPERTS),
+    "block_size": MOST_DRAFTED + 1,  # in slots, of which the anchor's may draft nothing
+}
 
 
 def either(fields: Mapping[str, Any], one: str, other: str) -> tuple[str, Any]:
@@ -36,9 +43,9 @@ def one_of(fields: Mapping[str, Any], name: str, allowed: tuple[Any, ...]) -> An
     return fields[name]
 
 
-def integer(fields: Mapping[str, Any], name: str, default: int | None = None, most: int = MOST) -> int:
-    """Return a positive integer of at most `most`. Without a default the field is required."""
-    value = fields.get(name)
+def integer(fields: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """Return a positive integer within the bounds of its field. Without a default the field is required."""
+    value, most = fields.get(name), _COUNTS.get(name.rpartition(".")[2], MOST)
     value = default if value is None else value
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= most:
         raise ValueError(f"{name} = {show(value)}: must be a positive integer, at most {most}")
@@ -74,7 +81,8 @@ def layer_ids(fields: Mapping[str, Any], name: str, offset: int = 0) -> tuple[in
     """Return the layers that a list counts `offset` lower, empty if the field is missing or null."""
     ids = fields.get(name)
     ids = [] if ids is None else ids
-    if not isinstance(ids, list) or not all(type(i) is int and 0 <= i + offset <= MOST_LAYERS for i in ids):
+    listed = isinstance(ids, list) and len(ids) <= MOST_LAYERS + 1
+    if not listed or not all(type(i) is int and 0 <= i + offset <= MOST_LAYERS for i in ids):
         raise ValueError(f"{name} = {show(ids)}: must be a list of layers")
     return tuple(i + offset for i in ids)
 

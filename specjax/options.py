@@ -61,9 +61,11 @@ Fraction = Annotated[float, at_least(0), at_most(1)]
 # Weights, factors and limits that have no natural maximum; large enough for any use, and finite.
 Weight = Annotated[float, at_least(0), at_most(1e6)]
 Factor = Annotated[float, above(0), at_most(1e6)]
-# Networks are traced layer by layer, and drafts token by token.
+# Networks are traced layer by layer, experts are stored one by one, and drafts are traced token by token.
 MOST_LAYERS = 256
 Layers = Annotated[int, at_least(1), at_most(MOST_LAYERS)]
+MOST_EXPERTS = 4096
+Experts = Annotated[int, at_least(1), at_most(MOST_EXPERTS)]
 MOST_DRAFTED = 128
 DraftLength = Annotated[int, at_least(0), at_most(MOST_DRAFTED)]
 

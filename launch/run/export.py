@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Literal
 
 from configs.override import flat
+from configs.schema import LoraConfig
+from launch.cli.console import console
 from launch.cli.errors import ConfigError
 from launch.cli.paths import CONFIG_FILE, check_checkpoint
 from launch.data.hub import checkpoint_directory, hub_name
@@ -12,11 +14,12 @@ from launch.distillation.export import check_verifier, tables_of_policy, write_p
 from launch.run.history import METRICS_FILE, matches_schema
 from launch.run.networks import restore_params, restore_policy, saved_step
 from launch.run.records import check_same, read_recorded, read_run
-from launch.setup.adapters import layers_of
+from launch.setup.adapters import base_of, layers_of
 from launch.setup.drafts.base import PublicLayout
 from launch.setup.experiment import Experiment
 from models.checkpoints.made_for import MadeFor, state_made_for
 from models.config import DecoderConfig, Dtype
+from models.hf.config import read_hf_config
 from models.hf.mtp_files import load_mtp
 from models.hf.peft_files import save_adapters
 from models.params import cast
@@ -104,6 +107,25 @@ def _export_adapters(out: Path, experiment: Experiment, args: ExportArgs) -> Non
     name = None if path is None else hub_name(path, "model")
     base, revision = (path, None) if name is None else (name.repo, name.revision)
     save_adapters(out, adapters, layers_of(config.lora, decoder), decoder, base, revision)
+    made_for_base = base_of(config, decoder, experiment.networks.base_hash)
+    state_made_for(out, made_for_base)
+    if (line := _rounded_base(config.lora, made_for_base)) is not None:
+        console.print(line)
+
+
+def _rounded_base(lora: LoraConfig, base: MadeFor) -> str | None:
+    """Return a line if the base of adapters is not what its name stands for; None if it is."""
+    if base.policy is None:
+        return "the base of these adapters has random weights, which no file holds: --part policy writes both in one"
+    stored = read_hf_config(checkpoint_directory("model.path", base.policy), ()).param_dtype
+    if base.dtype in (stored, "float32"):
+        return None
+    option = f"--model.dtype {base.dtype}" if lora.base_dtype is None else f"--lora.base-dtype {lora.base_dtype}"
+    return (
+        f"adapters of a base in {base.dtype}: the weights that adapter_config.json names are in {stored}, with which "
+        f"log-probs differ. made_for.json says so to our programs, which read the same base with {option}; "
+        "--part policy writes base and adapters in one"
+    )
 
 
 def _export_policy(out: Path, experiment: Experiment, args: ExportArgs) -> None:

@@ -1,26 +1,31 @@
 """A policy's adapters: their construction beside the frozen weights, and their addition to these for an export."""
 
+import re
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import flax.traverse_util
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from configs.schema import LoraConfig
+from configs.schema import LoraConfig, RunConfig
 from launch.cli.errors import ConfigError
-from launch.data.hub import checkpoint_directory
+from launch.data.hub import checkpoint_directory, hub_name
 from launch.setup.policy import random_params
+from models.checkpoints.made_for import MadeFor, read_made_for
 from models.config import DecoderConfig, Dtype
 from models.decoder import init_decoder
-from models.hf.peft_files import CONFIG, load_adapters, read_peft
+from models.hf.peft_files import CONFIG, load_adapters, read_peft, stated_base
 from models.lora import Adapted, adapted_layers, init_adapters, with_scales
 from specjax.adapters import KERNEL, SCALE, A, B, delta, merged
 from specjax.parallel import processes
 from specjax.quantization import QuantizedKernel, quantized
-from specjax.types import Params, PyTree
+from specjax.types import EightBit, Params, PyTree
+
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def build_adapters(
@@ -47,6 +52,42 @@ def layers_of(lora: LoraConfig, decoder: DecoderConfig) -> list[Adapted]:
     if lora.path is None:
         return adapted_layers(partial(init_decoder, decoder), lora)
     return read_peft(_directory(lora.path), decoder)
+
+
+def base_of(config: RunConfig, decoder: DecoderConfig, base_hash: str | None) -> MadeFor:
+    """Return what the adapters of a run are made for: its frozen weights."""
+    dtype = config.lora.base_dtype or config.model.dtype
+    return MadeFor(config.model.path, decoder.hidden_size, decoder.num_layers, dtype=dtype, hash=base_hash)
+
+
+def other_base(path: str, base: MadeFor) -> str | None:
+    """Return a line if the adapters at `path`, `lora.path`, were made for other weights than the base.
+
+    None if they were made for these, or if nothing tells: equal hashes are equal weights, whatever their names.
+    """
+    directory = _directory(path)
+    stated = read_made_for(directory) or replace(base, dtype=None, hash=None)
+    stated = replace(stated, policy=stated_base(directory))
+    if None not in (stated.hash, base.hash):
+        differs = stated.hash != base.hash
+    else:
+        # PEFT's files do not state a dtype; as a rule it is one of 16 or 32 bits.
+        same_dtype = base.dtype not in get_args(EightBit) if stated.dtype is None else stated.dtype == base.dtype
+        differs = not (same_dtype and _may_be_same(stated.policy, base.policy))
+    if not differs:
+        return None
+    return f"lora.path = {path}: made for {stated}, but read beside {base}: log-probs may be others than in its run"
+
+
+def _may_be_same(stated: str | None, path: str | None) -> bool:
+    """Return whether two names or directories of weights may be of the same ones. Only commits tell revisions apart."""
+    if stated is None or path is None or stated == path:
+        return stated is None or path is not None
+    ours, theirs = hub_name(path, "model"), hub_name(stated, "model")
+    if ours is None or theirs is None:
+        return ours is theirs and Path(stated).resolve() == Path(path).resolve()
+    commits = {revision for revision in (ours.revision, theirs.revision) if _COMMIT.fullmatch(revision or "")}
+    return ours.repo == theirs.repo and len(commits) < 2
 
 
 def merged_policy(params: Params, dtype: Dtype) -> tuple[PyTree, float]:

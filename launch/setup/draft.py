@@ -4,10 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from configs.schema import RunConfig
+from launch.cli.console import console
 from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function, refusing_errors
 from launch.data.hub import checkpoint_directory
-from launch.setup.drafts.base import Draft, DraftContext
+from launch.setup.drafts.base import Draft, DraftContext, FeatureDraft
 from launch.setup.drafts.block import build_block
 from launch.setup.drafts.eagle3 import build_eagle3
 from launch.setup.drafts.model import build_model
@@ -41,6 +42,10 @@ def build_draft(context: DraftContext) -> Draft:
         raise ConfigError(f"draft.kind = {kind}: must be {allowed} or package.module:name with model.family")
     draft = BUILDERS[kind](context) if kind in BUILDERS else _build_custom(context)
     draft = replace(draft, kind=kind)
+    # Before it is trained. Shapes are not.
+    if isinstance(draft, FeatureDraft) and draft.read_from is None and context.key is not None:
+        if (line := draft.only_ours()) is not None:
+            console.print(line)
     return replace(draft, made_for=read_stated_policy(draft, context.config))
 
 

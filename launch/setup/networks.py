@@ -7,10 +7,11 @@ import jax
 from jax.sharding import Mesh
 
 from configs.schema import RunConfig
+from launch.cli.console import console
 from launch.cli.errors import ConfigError, as_config_error
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
-from launch.setup.adapters import build_adapters
+from launch.setup.adapters import base_of, build_adapters, other_base
 from launch.setup.draft import build_draft
 from launch.setup.drafts.base import Draft, DraftContext
 from launch.setup.drafts.saved_head import read_head
@@ -80,6 +81,10 @@ def build_networks(
         else:
             memory = blank_memory(drafter, len(problems), config.draft.lookup.kept, config.rollout, mesh)
     base_hash = fingerprint(base) if base and not shapes else None
+    if config.lora.path is not None and decoder is not None and base_hash is not None:
+        with as_config_error():
+            if (line := other_base(config.lora.path, base_of(config, decoder, base_hash))) is not None:
+                console.print(line)
     return Networks(decoder, policy, drafter, Params(weights, draft.params, memory, base), draft, base_hash)
 
 

@@ -141,8 +141,10 @@ def check_target_ids(ids: np.ndarray | None, config: Eagle3Config | BlockConfig)
         if size != policy:
             raise ValueError(f"target_ids = None: must be set for a draft vocabulary of {size} out of {policy} tokens")
         return
-    if ids.shape != (size,):
-        raise ValueError(f"target_ids: has shape {ids.shape}; must be ({size},), the size of the draft vocabulary")
+    if ids.shape != (size,) or not np.issubdtype(ids.dtype, np.integer):
+        raise ValueError(
+            f"target_ids: is {ids.dtype} {ids.shape}; must be integers ({size},), the size of the draft vocabulary"
+        )
     if np.any(np.diff(ids) <= 0):
         raise ValueError("target_ids: must be strictly increasing")
     if ids[0] < 0 or ids[-1] >= policy:
@@ -156,4 +158,5 @@ def _read_ids(path: Path) -> np.ndarray | None:
         return None
     check_file(path)
     with one_line_errors(f"{path}: not an array of ids"):
-        return np.load(path, allow_pickle=False)
+        # Mapped: a header that states more than the file holds is refused, before anything of that size is made.
+        return np.array(np.load(path, mmap_mode="r", allow_pickle=False))

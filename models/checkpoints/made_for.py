@@ -1,4 +1,4 @@
-"""`made_for.json`: the policy that a draft was made for. Loaders of every format ignore the file."""
+"""`made_for.json`: the policy that a draft or adapters were made for. Loaders of every format ignore the file."""
 
 import sys
 from dataclasses import asdict, dataclass, fields
@@ -13,22 +13,32 @@ _FILE = "made_for.json"
 
 @dataclass(frozen=True)
 class MadeFor:
-    """Policy that a draft was made for, and the draft's acceptance with it. The arrays show neither.
+    """Policy that a draft or adapters were made for, and a draft's acceptance with it. The arrays show neither.
 
     Attributes:
-        policy: Directory of the policy, or of the run that contains it.
+        policy: Name or directory of the policy, or of the run that contains it.
         hidden_size: Hidden size of the policy.
         num_layers: Number of layers of the policy.
-        temperature: Sampling temperature for which the acceptance holds.
+        temperature: Sampling temperature for which the acceptance holds. None without one.
         predicted_acceptance: Mean of sum_v min(p, q) over the policy's answers to held-out prompts or, for a draft
             trained in a run, over the rollouts of the run's last step. None if unknown.
+        dtype: Dtype of the policy's weights; of a base in 8 bits int8 or fp8. None if unknown.
+        hash: `specjax.checkpoint_integrity.fingerprint` of the weights. None if unknown.
     """
 
     policy: str | None
     hidden_size: int
     num_layers: int
-    temperature: float
-    predicted_acceptance: float | None
+    temperature: float | None = None
+    predicted_acceptance: float | None = None
+    dtype: str | None = None
+    hash: str | None = None
+
+    def __str__(self) -> str:
+        """Return name, dtype and hash, as far as they are known, for messages."""
+        known = {"in": self.dtype, "with the hash": self.hash}
+        name = "weights without a name" if self.policy is None else show(self.policy)
+        return " ".join([name, *(f"{word} {show(value)}" for word, value in known.items() if value)])
 
 
 def state_made_for(directory: Path, made_for: MadeFor | None) -> None:
@@ -42,18 +52,20 @@ def read_made_for(directory: Path) -> MadeFor | None:
     path = directory / _FILE
     if not path.exists():
         return None
-    values = read_json(path)
+    stored = read_json(path)
     with errors_name(path):
         names = [field.name for field in fields(MadeFor)]
+        values: dict[str, Any] = {"dtype": None, "hash": None, **stored}
         if values.keys() != set(names):
             raise ValueError(f"must have the fields {', '.join(names)}, and no others")
-        policy, predicted = values["policy"], values["predicted_acceptance"]
-        if not isinstance(policy, str | None):
-            raise ValueError(f"policy = {show(policy)}: must be text or null")
+        predicted, temperature = values["predicted_acceptance"], values["temperature"]
+        for name in ("policy", "dtype", "hash"):
+            if not isinstance(values[name], str | None):
+                raise ValueError(f"{name} = {show(values[name])}: must be text or null")
         for name in ("hidden_size", "num_layers"):
             integer(values, name)
-        if not _within(values["temperature"], sys.float_info.max):
-            raise ValueError(f"temperature = {show(values['temperature'])}: must be a finite number of at least 0")
+        if not (_within(temperature, sys.float_info.max) or temperature is predicted is None):
+            raise ValueError(f"temperature = {show(temperature)}: must be a finite number of at least 0")
         if predicted is not None and not _within(predicted, 1.0):
             raise ValueError(f"predicted_acceptance = {show(predicted)}: must be null or a number within 0 .. 1")
     return MadeFor(**values)

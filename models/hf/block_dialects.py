@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 from models.config import DecoderConfig
 from models.drafts.block import BlockConfig
 from models.hf.config import config_from_hf, config_to_hf
-from models.hf.eagle3_dialects import Dialect, architectures_of
-from models.json_fields import boolean, check, integer, layer_ids, nested, refuse_unknown, show, texts
+from models.hf.eagle3_dialects import Dialect, architectures_of, check_repeated
+from models.json_fields import boolean, check, either, integer, layer_ids, nested, refuse_unknown, show, texts
 
 BlockDialect = Literal["zlab", "speculators", "deepspec"]
 
@@ -189,6 +189,7 @@ def _from_speculators(fields: Mapping[str, Any]) -> tuple[BlockConfig, tuple[int
     check("speculators_model_type", kind := fields["speculators_model_type"], ("dflash", "dspark"))
     refuse_unknown(fields, _SPECULATORS)
     layer = nested(fields, "transformer_layer_config", required=True)
+    check_repeated(fields, layer)
     slots = integer(fields, "block_size")
     from_anchor = boolean(fields, "sample_from_anchor", default=kind == "dspark")
     own_vocabulary = fields.get("draft_vocab_size") is not None
@@ -209,10 +210,11 @@ def _from_zlab(fields: Mapping[str, Any]) -> tuple[BlockConfig, tuple[int, ...]]
     refuse_unknown(inner, _ZLAB, "dflash_config.")
     for name in texts(fields, "architectures"):
         check("architectures", name, ("DFlashDraftModel",))
-    slots = integer({**fields, **inner}, "block_size")
-    stated = {"is_causal": fields.get("is_causal"), "dflash_config.causal": inner.get("causal")}
-    name = next((name for name, value in stated.items() if value is not None), None)
-    causal = None if name is None else boolean(stated, name)
+    stated = {**fields, **{f"dflash_config.{name}": value for name, value in inner.items()}}
+    size_name, size = either(stated, "dflash_config.block_size", "block_size")
+    slots = integer({size_name: size}, size_name)
+    name, causal = either(stated, "dflash_config.causal", "is_causal")
+    causal = None if causal is None else boolean(stated, name)
     layer = {name: x for name, x in fields.items() if name not in ("dflash_config", "block_size", "is_causal")}
     layer.pop("num_target_layers", None)
     config, layers = _draft(

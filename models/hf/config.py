@@ -16,7 +16,6 @@ from models.hf.mtp_layout import COUNTS
 from models.hf.rope import ROPE_FIELDS, rope_from_hf, rope_to_hf
 from models.hf.windows import has_windows, windows_from_hf, windows_to_hf
 from models.json_fields import boolean, check, either, integer, number, one_of, refuse_unknown, texts
-from specjax.options import MOST, MOST_LAYERS
 
 # Positive integers: our name to Hugging Face's.
 _SIZES = {
@@ -105,8 +104,7 @@ def config_from_hf(fields: Mapping[str, Any], feature_layers: tuple[int, ...] | 
     refuse_unknown(fields, _READ_FIELDS | _CARRIED | _ELSEWHERE | of_family | set(_ALLOWED))
     heads = integer(fields, "num_attention_heads")
     defaults = {"num_kv_heads": heads, "head_dim": integer(fields, "hidden_size") // heads}
-    most = {"num_layers": MOST_LAYERS}
-    sizes = {ours: integer(fields, theirs, defaults.get(ours), most.get(ours, MOST)) for ours, theirs in _SIZES.items()}
+    sizes = {ours: integer(fields, theirs, defaults.get(ours)) for ours, theirs in _SIZES.items()}
     theta, scaling = rope_from_hf(fields)
     window, sliding_layers = windows_from_hf(fields, family, sizes["num_layers"])
     dtype_name, dtype = either(fields, "dtype", "torch_dtype")

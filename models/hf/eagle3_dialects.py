@@ -12,7 +12,7 @@ from models.config import DecoderConfig
 from models.drafts.eagle3 import Eagle3Config
 from models.hf.config import config_from_hf, config_to_hf
 from models.hf.families import FAMILIES
-from models.json_fields import boolean, check, integer, layer_ids, nested, one_of, refuse_unknown, show, texts
+from models.json_fields import boolean, check, either, integer, layer_ids, nested, one_of, refuse_unknown, show, texts
 
 # Block drafts have zlab and deepspec in place of specforge.
 Dialect = Literal["specforge", "speculators", "zlab", "deepspec"]
@@ -119,6 +119,16 @@ def config_to_public(
     return {**_layer_fields(config), **fields, "architectures": ["LlamaForCausalLMEagle3"], "eagle_config": eagle}
 
 
+def check_repeated(fields: Mapping[str, Any], layer: Mapping[str, Any]) -> None:
+    """Raise ValueError if fields of a draft's `config.json` that state the same fact contradict each other.
+
+    layer: the fields of its layers, whose width is that of the policy's hidden states.
+    """
+    either({"hidden_size": layer.get("hidden_size"), **fields}, "target_hidden_size", "hidden_size")
+    algorithm, inner = "speculators_config.algorithm", nested(fields, "speculators_config")
+    either({**fields, algorithm: inner.get("algorithm")}, algorithm, "speculators_model_type")
+
+
 def stating_dtype(fields: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     """Return a `config.json` with every dtype field, also in nested objects, set to this dtype."""
     nested = {name: stating_dtype(value, dtype) if isinstance(value, dict) else value for name, value in fields.items()}
@@ -174,9 +184,8 @@ def _head(
     if len(set(decoder.windows)) > 1:
         first_sliding = layer["max_window_layers"]
         raise ValueError(f"max_window_layers = {first_sliding}: must leave all {decoder.num_layers} layers alike")
-    width, size = fields.get("target_hidden_size"), decoder.hidden_size
-    if width not in (None, size):
-        raise ValueError(f"target_hidden_size = {show(width)}: must be hidden_size = {size}")
+    size = decoder.hidden_size
+    check_repeated(fields, {"hidden_size": size})
     num_features = len(layers or (0, 1, 2)) if use_aux_hidden_state else 1
     flags: dict[str, Any] = {name: boolean(fields, name) for name in _FLAGS}
     config = Eagle3Config(

@@ -4,12 +4,11 @@ No field is dropped silently. Each is read, checked against the values that are 
 policy, or refused. Modules have transformers' names, such as `model.layers.0.self_attn.q_proj`.
 """
 
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
-from models.files import errors_name, one_line_errors
+from models.files import errors_name, one_line_errors, optional
 from models.json_fields import boolean, check, integer, nested, number, one_of, refuse_unknown, show, texts
 from models.lora import MOST_ALPHA, Adapted
 
@@ -17,6 +16,10 @@ T = TypeVar("T")
 
 # PEFT's defaults of r and of lora_alpha.
 _RANK, _ALPHA = 8, 8
+# Files of PEFT have a pattern for a module at most, and expressions of some hundred characters.
+_MOST_PATTERNS, _LONGEST_PATTERN = 10_000, 10_000
+# What Python and RE2 read differently: a repetition without its least number, and the start of a POSIX class.
+_OTHERWISE = ("{,", "[:")
 # Fields of which only these values are implemented. Other values of `init_lora_weights` change the base.
 _ALLOWED: dict[str, tuple[Any, ...]] = {
     "alora_invocation_tokens": (None,),
@@ -57,7 +60,7 @@ def layers_from_peft(fields: Mapping[str, Any], layers: Mapping[str, Adapted]) -
     layers: all that may have an adapter, by module, with any rank.
 
     Raises a one-line ValueError with the field, its value and what is allowed: for a value that is not implemented, an
-    unknown field, or a target that no layer matches.
+    unknown field, or a target that no layer matches. Raises ImportError without pyarrow if it has regular expressions.
     """
     one_of(fields, "peft_type", _ALLOWED["peft_type"])
     for name, allowed in _ALLOWED.items():
@@ -71,14 +74,10 @@ def layers_from_peft(fields: Mapping[str, Any], layers: Mapping[str, Adapted]) -
         ranks = {pattern: integer(ranks, pattern) for pattern in ranks}
     with errors_name("alpha_pattern"):
         alphas = {pattern: _alpha(alphas, pattern) for pattern in alphas}
-    return {
-        module: layers[module]._replace(
-            rank=_by_pattern("rank_pattern", ranks, module, rank),
-            alpha=_by_pattern("alpha_pattern", alphas, module, alpha),
-            rslora=rslora,
-        )
-        for module in _targets(fields, layers)
-    }
+    modules = _targets(fields, layers)
+    ranks = _by_module("rank_pattern", ranks, modules, rank)
+    alphas = _by_module("alpha_pattern", alphas, modules, alpha)
+    return {m: layers[m]._replace(rank=ranks[m], alpha=alphas[m], rslora=rslora) for m in modules}
 
 
 def layers_to_peft(
@@ -117,37 +116,56 @@ def layers_to_peft(
 
 def _targets(fields: Mapping[str, Any], layers: Mapping[str, Adapted]) -> list[str]:
     """Return the modules that `target_modules` and `exclude_modules` leave, in the order of `layers`."""
-    targets, excluded = _expressions(fields, "target_modules"), _expressions(fields, "exclude_modules").values()
+    targets, excluded = (_named(fields, name, list(layers)) for name in ("target_modules", "exclude_modules"))
     may = f"must be of {', '.join(sorted({_end(module) for module in layers}))}, the layers that may have an adapter"
-    for text, target in targets.items():
-        if not any(map(target.fullmatch, layers)):
+    for text, modules in targets.items():
+        if not modules:
             raise ValueError(f"target_modules = {show(text)}: matches no layer; {may}")
-    found = [module for module in layers if any(target.fullmatch(module) for target in targets.values())]
-    found = [module for module in found if not any(each.fullmatch(module) for each in excluded)]
+    found = set[str]().union(*targets.values()).difference(*excluded.values())
     if not found:
         raise ValueError(f"target_modules = {show(fields.get('target_modules'))}: leaves no layer; {may}")
-    return found
+    return [module for module in layers if module in found]
 
 
-def _expressions(fields: Mapping[str, Any], name: str) -> dict[str, re.Pattern[str]]:
-    """Return a regular expression of module names for each text of a field: one, or a list of ends of names."""
+def _named(fields: Mapping[str, Any], name: str, modules: list[str]) -> dict[str, set[str]]:
+    """Return the modules that each text of a field names: a regular expression, or a list of ends of names."""
     value = fields.get(name)
     if isinstance(value, str):
-        return {value: _compiled(name, value, ".*" if value.lower() == "all-linear" else value)}
-    return {text: re.compile(rf"(.*\.)?{re.escape(text)}") for text in texts(fields, name)}
+        return {value: set(modules) if value.lower() == "all-linear" else _matching(name, value, value, modules)}
+    by_end: dict[str, set[str]] = {}
+    for module in modules:
+        parts = module.split(".")
+        for i in range(len(parts)):
+            by_end.setdefault(".".join(parts[i:]), set()).add(module)
+    return {text: by_end.get(text, set()) for text in texts(fields, name)}
 
 
-def _by_pattern(field: str, patterns: Mapping[str, T], module: str, default: T) -> T:
-    """Return the value of the first pattern that matches the end of a module's name, as PEFT's `get_pattern_key`."""
+def _by_module(field: str, patterns: Mapping[str, T], modules: list[str], default: T) -> dict[str, T]:
+    """Return for each module the value of the first pattern that matches the end of its name, as in PEFT."""
+    if len(patterns) > _MOST_PATTERNS:
+        raise ValueError(f"{field}: has {len(patterns)} patterns; must have at most {_MOST_PATTERNS}")
+    values = dict[str, T]()
     for pattern, value in patterns.items():
-        if _compiled(field, pattern, rf"(.*\.)?({pattern})$").match(module):
-            return value
-    return default
+        for module in _matching(field, pattern, rf"(.*\.)?({pattern})", modules):
+            values.setdefault(module, value)
+    return {module: values.get(module, default) for module in modules}
 
 
-def _compiled(field: str, text: str, expression: str) -> re.Pattern[str]:
-    with one_line_errors(f"{field} = {show(text)}: must be a regular expression"):
-        return re.compile(expression)
+def _matching(field: str, text: str, expression: str, modules: list[str]) -> set[str]:
+    """Return the modules that an expression around the regular expression `text` matches from end to end.
+
+    The file is a stranger's. RE2 takes time linear in expression and name, where Python's `re` may never end.
+    """
+    arrow, compute = optional("pyarrow"), optional("pyarrow.compute")
+    with one_line_errors(f"{field} = {show(text)}: must be a regular expression that RE2 knows, or a list of modules"):
+        names = arrow.array(modules, arrow.string())
+        if len(text) > _LONGEST_PATTERN:
+            raise ValueError(f"has {len(text)} characters, more than {_LONGEST_PATTERN}")
+        if other := next((other for other in _OTHERWISE if other in text), None):
+            raise ValueError(f"{other} means something else in Python")
+        compute.match_substring_regex(names, text)  # by itself: it must close what it opens
+        found = compute.match_substring_regex(names, rf"\A(?:{expression})\z").to_pylist()
+    return {module for module, matches in zip(modules, found, strict=True) if matches}
 
 
 def _alpha(fields: Mapping[str, Any], name: str) -> float:

@@ -34,6 +34,15 @@ def read_peft(directory: Path, decoder: DecoderConfig) -> list[Adapted]:
         return list(layers_from_peft(fields, {modules[layer.path]: layer for layer in layers}).values())
 
 
+def stated_base(directory: Path) -> str | None:
+    """Return the weights that a PEFT directory names as its base, as NAME or NAME@REVISION; None if it names none."""
+    fields = read_json(directory / CONFIG)
+    name, revision = fields.get("base_model_name_or_path"), fields.get("revision")
+    if not isinstance(name, str) or not name:
+        return None
+    return f"{name}@{revision}" if isinstance(revision, str) and revision else name
+
+
 def load_adapters(directory: Path, layers: Sequence[Adapted], decoder: DecoderConfig, mesh: Mesh) -> PyTree:
     """Return the adapters of a PEFT directory in float32, sharded over the mesh as `init_adapters` shards them.
 

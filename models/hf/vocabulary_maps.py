@@ -37,7 +37,8 @@ def read_target_ids(tensors: Mapping[str, np.ndarray], config: Eagle3Config | Bl
     ids = np.arange(len(offsets)) + offsets
     with errors_name(Path(TO_TARGET)):
         check_target_ids(ids, config)
-    if in_draft is not None and not np.array_equal(in_draft, np.isin(np.arange(config.vocab_size), ids)):
+    flagged = in_draft is not None and in_draft.shape == (config.vocab_size,)
+    if in_draft is not None and not (flagged and np.array_equal(np.flatnonzero(in_draft), ids)):
         raise ValueError(f"{TO_DRAFT}: must be {config.vocab_size} flags that mark the ids of {TO_TARGET}")
     return ids.astype(np.int32)
 

@@ -10,13 +10,15 @@ from configs.override import override
 from launch.distillation import acceptance
 from launch.run.start import held_out_evaluator
 from launch.setup.experiment import build_experiment
-from models.hf.eagle3_dialects import Dialect
+from models.hf.block_dialects import block_from_public
+from models.hf.eagle3_dialects import Dialect, config_from_public
 from models.hf.eagle3_files import load_eagle3
 from specjax.keys import SeedStep
 from specjax.rollout.generate import GenerateProgram
 from specjax.types import Params, Prompts, Rollout
 from tests.launch.programs import SMALLEST
 from tests.models.eagle3_checkpoints import ONE, VOCAB, Public
+from tests.models.test_block_files import PUBLIC as BLOCKS
 from tests.refusals import refuses
 
 
@@ -34,6 +36,47 @@ def test_row_04_a_reduced_vocabulary_without_its_map_is_refused(tmp_path: Path, 
         load_eagle3(tmp_path / "flags", ONE)
     replace(public, ids=None).write(tmp_path / "all")
     assert load_eagle3(tmp_path / "all", ONE).target_ids is None
+
+
+INNER = {"mask_token_id": 16, "target_layer_ids": [0, 1]}
+LAYER = BLOCKS["speculators"].fields["transformer_layer_config"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("zlab", {"dflash_config": INNER | {"block_size": 16}}, "dflash_config.block_size = 16: ...block_size = 4"),
+        (
+            "zlab",
+            {"layer_types": 2 * ["sliding_attention"], "is_causal": True, "dflash_config": INNER | {"causal": False}},
+            "dflash_config.causal = false: contradicts is_causal = true",
+        ),
+        ("speculators", {"target_hidden_size": 16}, "target_hidden_size = 16: contradicts hidden_size = 12"),
+        (
+            "speculators",
+            {"speculators_config": {"algorithm": "dflash"}},
+            'speculators_config.algorithm = "dflash": contradicts speculators_model_type = "dspark"',
+        ),
+        (
+            "speculators",
+            {"transformer_layer_config": LAYER | {"dtype": "float32", "torch_dtype": "bfloat16"}},
+            'dtype = "float32": contradicts torch_dtype = "bfloat16"',
+        ),
+    ],
+)
+def test_row_72_a_block_draft_that_contradicts_itself_is_refused(name: str, changes: dict, message: str) -> None:
+    block_from_public(BLOCKS[name].fields)
+    with refuses(message):
+        block_from_public(BLOCKS[name].fields | changes)
+
+
+def test_row_72_a_head_that_contradicts_itself_is_refused() -> None:
+    fields = Public(dialect="speculators").fields()
+    config_from_public(fields | {"target_hidden_size": 12})
+    with refuses("target_hidden_size = 16: contradicts hidden_size = 12"):
+        config_from_public(fields | {"target_hidden_size": 16})
+    with refuses('speculators_config.algorithm = "dflash": contradicts speculators_model_type = "eagle3"'):
+        config_from_public(fields | {"speculators_config": {"algorithm": "dflash"}})
 
 
 SMALL = {"model.architecture.feature_layers": (0,), "draft.intermediate_size": 8, "data.held_out_count": 8}

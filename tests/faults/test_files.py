@@ -2,8 +2,9 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,22 @@ from safetensors.numpy import save_file
 from launch.data.tokenizers import HuggingFaceTokenizer
 from models.checkpoints.draft import head_from_json, load_draft_checkpoint, save_draft_checkpoint
 from models.checkpoints.made_for import read_made_for
-from models.config import DecoderConfig
+from models.config import DecoderConfig, ExpertsConfig
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.files import read_json
+from models.hf.block_dialects import block_from_public
 from models.hf.config import config_from_hf, config_to_hf, read_hf_config
 from models.hf.eagle3_dialects import check_stated_policy, config_from_public, dialect_of
 from models.hf.load import INDEX, SINGLE, open_tensors
+from models.hf.peft_config import layers_from_peft
 from models.hf.torch_files import torch_views
+from models.hf.vocabulary_maps import read_target_ids
+from models.lora import Adapted
 from models.params import init_params
 from models.rope import Llama3Scaling, YarnScaling
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.models.eagle3_checkpoints import Public
+from tests.models.test_block_files import PUBLIC
 from tests.refusals import refuses
 
 ONE = make_mesh(MeshConfig())
@@ -38,6 +44,19 @@ LLAMA = DecoderConfig(**SHAPE)
 SCALING = Llama3Scaling(2.0, 1.0, 4.0, 64)
 HEAD = Eagle3Config(**{**SHAPE, "num_layers": 1}, draft_vocab_size=8, feature_size=24, rope_scaling=SCALING)
 QWEN = DecoderConfig(**SHAPE, qk_norm=True, rope_scaling=YARN)
+EXPERTS = ExpertsConfig(num_experts=4, active=2, intermediate_size=8)
+PEFT: dict[str, Any] = {
+    "peft_type": "LORA",
+    "r": 2,
+    "lora_alpha": 4,
+    "target_modules": ["q_proj"],
+    "rank_pattern": {"q_proj": 3},
+}
+MODULES = {
+    f"model.layers.{i}.self_attn.{name}_proj": Adapted((f"layer_{i}", name), (8,), (8,), (None, None), 1, 1.0, False)
+    for i in range(7)
+    for name in "qv"
+}
 
 
 def deep(depth: int) -> Any:
@@ -69,11 +88,14 @@ def read_public(fields: Mapping[str, Any]) -> None:
 PARSED: dict[str, tuple[Mapping[str, Any], Callable[[Any], Any]]] = {
     "qwen3": (config_to_hf(DECODER) | {"layer_types": ["full_attention"] * 7}, config_from_hf),
     "yarn": (config_to_hf(QWEN), config_from_hf),
+    "mixture": (config_to_hf(replace(QWEN, experts=EXPERTS)), config_from_hf),
     "mistral": (config_to_hf(DecoderConfig(**SHAPE, sliding_window=4)), config_from_hf),
     "windows": (config_to_hf(DECODER) | {"use_sliding_window": True, "max_window_layers": 3}, config_from_hf),
     "specforge": (Public().fields() | {"target_hidden_size": 12}, read_public),
     "speculators": (Public("speculators", window=4, num_layers=2).fields(), read_public),
     "ours": (asdict(HEAD), lambda fields: head_from_json(fields, Eagle3Config)),
+    **{f"block draft, {name}": (public.fields, block_from_public) for name, public in PUBLIC.items()},
+    "peft": (PEFT, partial(layers_from_peft, layers=MODULES)),
 }
 
 
@@ -90,6 +112,72 @@ def test_row_21_fields_of_other_types_are_refused(name: str, monkeypatch: pytest
             assert "\n" not in str(error) and len(str(error)) < 500
             refused += 1
     assert refused > 5 * len(fields)
+
+
+COUNTED = ("num_hidden_layers", "num_layers", "num_target_layers", "num_experts", "num_experts_per_tok", "block_size")
+
+
+def test_row_80_counts_of_what_is_made_one_by_one_are_bounded_first() -> None:
+    """A list of a billion layers takes 8 GB."""
+    found = set[str]()
+    for fields, read in PARSED.values():
+        layer = fields.get("transformer_layer_config", {})
+        for name in COUNTED:
+            other = {**fields, name: 4097} if name in fields else fields
+            if name in layer:
+                other = {**fields, "transformer_layer_config": {**layer, name: 4097}}
+            if other is not fields and name != "num_target_layers":
+                found.add(name)
+                with refuses(f"{name} = 4097: must be "):
+                    read(other)
+    assert found == {*COUNTED} - {"num_target_layers"}
+    with refuses("num_target_layers = 4097: must be a positive integer, at most 256"):
+        check_stated_policy({"num_target_layers": 4097}, LLAMA)
+    # Arrays of a vocabulary's size are compared with those of the files.
+    large = replace(HEAD, vocab_size=2**31 - 1)
+    maps = {"d2t": np.zeros(8, np.int64), "t2d": np.ones(8, bool)}
+    with refuses("t2d: must be 2147483647 flags"):
+        read_target_ids(maps, large)
+
+
+EVIL = "(([a-z_.0-9]+)+)+X"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["target_modules", "exclude_modules", "rank_pattern", "alpha_pattern"])
+def test_row_79_an_expression_of_a_stranger_takes_linear_time(name: str) -> None:
+    """Python's `re` takes 2.8 times longer for each letter of a module's name."""
+    value = {EVIL: 2} if name.endswith("pattern") else EVIL
+    if name == "target_modules":
+        with refuses(f'target_modules = "{EVIL}": matches no layer'):
+            layers_from_peft(PEFT | {name: value}, MODULES)
+    else:
+        found = layers_from_peft(PEFT | {"rank_pattern": {}} | {name: value}, MODULES)
+        assert [(layer.rank, layer.alpha) for layer in found.values()] == 7 * [(2, 4.0)]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        (r"(?!.*v_proj).*", "invalid perl operator"),
+        (r"(q)_\1", "invalid escape"),
+        ("q_proj)|(v_proj", "unexpected )"),
+        (".{,90}q_proj", "{, means something else in Python"),
+        ("[[:alpha:]_.]+", "[: means something else in Python"),
+        ("q" * 10_001, "has 10001 characters"),
+        ("\ud800", "surrogates"),
+    ],
+)
+def test_row_79_what_re2_does_not_read_as_python_is_refused(pattern: str, reason: str) -> None:
+    with refuses("target_modules = ...: must be a regular expression that RE2 knows, or a list of modules"):
+        layers_from_peft(PEFT | {"target_modules": pattern}, MODULES)
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        layers_from_peft(PEFT | {"rank_pattern": {pattern: 2}}, MODULES)
+
+
+def test_row_79_patterns_are_counted() -> None:
+    with refuses("rank_pattern: has 10001 patterns; must have at most 10000"):
+        layers_from_peft(PEFT | {"rank_pattern": dict.fromkeys(map(str, range(10_001)), 2)}, MODULES)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from configs.schema.networks import DRAFT_KINDS
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.setup.draft import BUILDERS
-from launch.setup.drafts.base import PublicLayout
+from launch.setup.drafts.base import FeatureDraft, PublicLayout
 from launch.setup.drafts.block import BlockDraft
 from launch.setup.drafts.eagle3 import Eagle3Draft
 from launch.setup.experiment import Experiment, build_experiment
@@ -32,12 +32,12 @@ from models.hf.eagle3_files import save_eagle3
 from models.hf.load import load_policy
 from models.hf.save import save_policy
 from models.params import init_params
-from specjax.drafters import HeadDrafter
+from specjax.drafters import BlockDrafter, HeadDrafter
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.types import PyTree
 from tests.launch.checkpoints import WORDS, write_tokenizer
 from tests.launch.programs import ONE_LAYER, Options, argv
-from tests.refusals import refuses
+from tests.refusals import assert_refused, refuses
 
 # The policy of tests.launch.checkpoints: 9 words, hidden size 16, 2 layers.
 SHAPE = dict(hidden_size=16, intermediate_size=24, num_heads=2, num_kv_heads=1, head_dim=8, vocab_size=9)
@@ -94,13 +94,17 @@ def test_a_block_draft_is_saved_and_read_again(shrunk: Options, tmp_path: Path, 
     path = tmp_path / "draft"
     options = shrunk | {"--draft.kind": kind, "--draft.vocab-size": size, "--rollout.draft-length": "3"}
     options |= {"--rollout.draft-lengths": None, "--draft.head.block-size": "3", "--draft.head.num-layers": "1"}
+    options |= {"--draft.loss": "kl", "--draft.decay": "0.5", "--draft.rollout-dtype": "int8"}
     fresh = run(options).networks
+    drafter = fresh.drafter
+    assert isinstance(drafter, BlockDrafter)
+    assert (drafter.objective, drafter.decay, drafter.eight_bit) == ("kl", 0.5, "int8")
     assert isinstance(fresh.draft, BlockDraft) and fresh.decoder is not None
     head = fresh.draft.head
     assert (head.block_size, head.num_layers) == (3, 1)
     assert (head.markov_rank > 0) == head.enable_confidence_head == (kind == "dspark")
-    # The table has no row after the tokenizer's last token.
-    assert head.sample_from_anchor == (kind == "dspark") and head.mask_token_id is None
+    # The table has no row after the tokenizer's last token, so that the mask is the row of the stop token.
+    assert head.sample_from_anchor == (kind == "dspark") and head.mask_token_id == WORDS.index("<eos>")
     fresh.draft.write(path, fresh.params.draft)
     unsaid = {name: value for name, value in options.items() if name != "model.feature_layers"}
     read = run(unsaid | {"--draft.path": str(path), "--draft.vocab-size": None}).networks
@@ -117,15 +121,28 @@ def test_a_block_draft_is_saved_and_read_again(shrunk: Options, tmp_path: Path, 
         fresh.draft.check_writable("zlab")
     if kind == "dflash":
         return
-    # DeepSpec's files hold copies of the policy's tables, and no mask row.
-    masked, weights = replace(fresh.draft, head=replace(head, mask_token_id=0)), fresh.params.policy
-    masked.write(tmp_path / "deepspec", fresh.params.draft, PublicLayout("deepspec", policy=weights))
+    # DeepSpec's files hold copies of the policy's tables.
+    weights = fresh.params.policy
+    fresh.draft.write(tmp_path / "deepspec", fresh.params.draft, PublicLayout("deepspec", policy=weights))
     read = run(unsaid | {"--draft.path": str(tmp_path / "deepspec")}).networks
-    assert read.draft.head == masked.head and read.params.draft.keys() == fresh.params.draft.keys() - {"mask"}
+    assert read.draft.head == head and read.params.draft.keys() == fresh.params.draft.keys()
     other = jax.tree.map(lambda x: x[::-1], weights)
-    masked.write(tmp_path / "other", fresh.params.draft, PublicLayout("deepspec", policy=other))
+    fresh.draft.write(tmp_path / "other", fresh.params.draft, PublicLayout("deepspec", policy=other))
     with pytest.raises(ConfigError, match="other: embed_tokens.weight: differs from the policy's"):
         run(unsaid | {"--draft.path": str(tmp_path / "other")})
+
+
+def test_row_109_a_fresh_draft_that_no_public_layout_holds_is_said_to_be_so(
+    shrunk: Options, capsys: pytest.CaptureFixture[str]
+):
+    """Its export would fail after the training. A block draft has one: its mask is a row of the policy's."""
+    for kind in ("dflash", "dspark"):
+        draft = run(shrunk | {"--draft.vocab-size": None, "--draft.kind": kind}).networks.draft
+        assert isinstance(draft, FeatureDraft) and draft.only_ours() is None
+    assert "only our own layout" not in capsys.readouterr().out
+    draft = run(shrunk | {"--draft.head.use-aux-hidden-state": "False", "--draft.head.qk-norm": "True"}).networks.draft
+    assert isinstance(draft, FeatureDraft) and str(draft.only_ours()) in capsys.readouterr().out.splitlines()
+    assert_refused(str(draft.only_ours()), "draft: only our own layout can hold it...qk_norm...use_aux_hidden_state")
 
 
 @pytest.mark.slow

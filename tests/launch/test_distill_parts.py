@@ -3,11 +3,15 @@
 import json
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.override import override
 from launch.cli.long_phases import NOT_KEPT
 from launch.data.answer_files import answer_records, load_answers
 from launch.data.arithmetic import ALPHABET
@@ -18,9 +22,14 @@ from launch.data.responses import Answers, answers_of, join_answers
 from launch.data.tokenizers import CharacterTokenizer
 from launch.distillation.acceptance import DraftRecords, count_drafts, length_buckets
 from launch.distillation.teacher_outputs import TeacherOutputCache, picks_of_step
+from launch.distillation.trainer import DraftTrainer
 from launch.setup.draft_vocabulary import most_frequent
+from specjax.adapters import joined, merged
 from specjax.log_probs import teacher_forced
-from specjax.types import Rollout
+from specjax.train.draft.distill import DistillBatch
+from specjax.types import PyTree, Rollout
+from tests.launch.programs import SMALLEST
+from tests.specjax.test_adapters import adapted_params
 from tests.specjax.training import mesh_of, networks, params_on
 
 
@@ -98,6 +107,36 @@ def test_the_policys_forward_is_kept_once_for_each_answer(memory: int, monkeypat
         np.testing.assert_allclose(teacher.features, np.where(valid, output.features, 0), atol=1e-5)
         np.testing.assert_allclose(teacher.hidden, np.where(valid, output.hidden, 0), atol=1e-5)
     assert len(calls) == ran <= 5 and len(widths) > 1 and max(widths) < 48 and len(counts) > 1
+
+
+def test_a_draft_is_distilled_from_features_of_the_policy_with_its_adapters(monkeypatch: pytest.MonkeyPatch):
+    """Of base and adapters with B not 0, not of the base."""
+    (policy, drafter), mesh, seen = networks(), mesh_of(1, 1, 1), list[tuple[PyTree, DistillBatch]]()
+
+    class Recorder:
+        """Stands for the distillation step, and keeps what it gets."""
+
+        def __init__(self, *args: object, **options: object) -> None: ...
+
+        def start_compiling(self, *args: object) -> None: ...
+
+        def __call__(self, state: PyTree, weights: PyTree, batch: DistillBatch) -> tuple[PyTree, dict[str, float]]:
+            seen.append((weights, batch))
+            return state, {"loss/draft": 0.0, "draft/predicted_acceptance": 0.0}
+
+    monkeypatch.setattr("launch.distillation.trainer.make_distill_step", Recorder)
+    params, config = adapted_params(mesh, b_scale=0.3), override(SMALLEST, {"distill.batch_size": 2})
+    experiment: Any = SimpleNamespace(config=config, networks=SimpleNamespace(policy=policy), mesh=mesh)
+    answers = Answers.pad([-1] * 2, [([1, 2, 3], [4] * n) for n in (5, 7)], 10)
+    DraftTrainer(experiment, drafter, params, 1, NOT_KEPT).train(answers, 1)
+    (weights, batch) = seen[0]
+    tokens = jnp.asarray(batch.sequences.tokens)
+    full, base = (teacher_forced(policy, x, tokens) for x in (merged(params).policy, params.base))
+    for name in ("features", "hidden"):
+        found, expected, off = (np.asarray(getattr(x, name))[tokens != 0] for x in (batch.teacher, full, base))
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+        assert np.abs(found - off).max() > 0.1
+    jax.tree.map(np.testing.assert_array_equal, weights, joined(params).policy)
 
 
 def test_a_ladder_sets_the_widths_of_the_kept_forward():

@@ -2,6 +2,7 @@
 
 import math
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -21,9 +22,9 @@ from launch.plan.meshes import by_seconds, sensible_meshes, with_mesh
 from launch.plan.options import PlanConfig
 from launch.plan.programs import Planned, ProgramName
 from launch.plan.report import USABLE
-from launch.plan.rounds import round_times
+from launch.plan.rounds import deployment_on, round_times
 from launch.plan.traffic import Collectives, Traffic
-from launch.setup.experiment import abstract_experiment
+from launch.setup.experiment import Experiment, abstract_experiment
 from models.files import read_json
 from specjax.cost import HARDWARE
 from specjax.parallel.mesh import MeshConfig, make_mesh
@@ -92,6 +93,26 @@ def test_meshes_rank_by_steps_with_drafts_and_near_equals_by_their_rounds():
     assert rank(tensor4=51.0, tensor1=50.0, tensor2=50.5) == ["tensor1", "tensor2", "tensor4"]
     assert rank(tensor4=50.0, tensor1=52.0, tensor2=51.0) == ["tensor1", "tensor4", "tensor2"]
     assert rank(tensor4=50.0, tensor1=55.0, tensor2=51.0) == ["tensor4", "tensor2", "tensor1"]
+
+
+def test_estimates_follow_remat_slots_and_the_bytes_of_the_base():
+    one = override(CONFIG, {"mesh": MeshConfig(), "lora.rank": 2})
+
+    def experiment_of(**changed: Any) -> Experiment:
+        config = override(one, {name.replace("__", "."): value for name, value in changed.items()})
+        return abstract_experiment(config, make_mesh(config.mesh))
+
+    # Forward and backward are two passes beside frozen weights; with full rematerialization the forward runs again.
+    kept, again = (estimate(experiment_of(model__remat=remat), HARDWARE["h100"]) for remat in ("none", "full"))
+    assert again.update == pytest.approx(3 / 2 * kept.update)
+    # A wave that is not full takes as long as a full one.
+    experiment = experiment_of(rollout__phases=((3, 64),))
+    waves = math.ceil(experiment.sequences / 3)
+    rounds = waves * one.rollout.max_new_tokens * round_times(experiment, HARDWARE["h100"])[0].seconds[0]
+    assert experiment.sequences % 3 and estimate(experiment, HARDWARE["h100"]).plain == pytest.approx(rounds)
+    for dtype, size in ((None, 4), ("int8", 1)):
+        experiment = experiment_of(lora__base_dtype=dtype)
+        assert deployment_on(experiment.mesh, experiment).weight_bytes == size
 
 
 def test_rounds_are_drafted_at_the_fastest_of_the_lengths_that_a_run_has():

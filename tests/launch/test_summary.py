@@ -29,6 +29,18 @@ def test_row_55_five_lines_say_what_the_run_is(experiment: Experiment):
     assert step == "step: 2 prompts x 2 samples = 4 sequences of up to 10 + 7 tokens; 1 step; learning rate 1e-06"
 
 
+@pytest.mark.parametrize(
+    ("options", "pulls"),
+    [(("--lora.path adapters", "--loss.kl-coefficient 0.1"), True), (("--lora.path adapters",), False)]
+    + [(("--lora.rank 2", "--loss.kl-coefficient 0.1"), False)],
+)
+def test_row_78_the_line_of_the_model_says_what_kl_pulls_back_to(
+    experiment: Experiment, options: tuple[str, ...], pulls: bool
+):
+    line = summarize(of(experiment, *options), continuing=False)[0]
+    assert ("KL is measured against the base without these adapters, and pulls back to it" in line) == pulls
+
+
 @pytest.mark.parametrize(("limit", "width"), [(10, 10), (16, 16), (1024, 16)])
 def test_rows_are_as_wide_as_the_longest_prompt_needs(experiment: Experiment, limit: int, width: int):
     longer = of(experiment, f"--data.max-prompt-tokens {limit}")

@@ -39,14 +39,15 @@ DECODER = DecoderConfig(
 )
 POLICY = make_policy(DECODER)
 WEIGHTS = jax.jit(lambda: nn.unbox(init_decoder(DECODER, jax.random.key(1))))()
+# Windows are smaller than a block, so that they cut the slots as well as the context.
 DRAFTS = {
     "dflash": dict(sample_from_anchor=False, mask_token_id=16),
     "dspark": dict(markov_rank=5, enable_confidence_head=True, confidence_head_with_markov=True),
     "mixed windows, reduced": dict(
-        num_layers=3, sliding_window=3, sliding_layers=(0, 2), markov_rank=2, mask_token_id=4, draft_vocab_size=9
+        num_layers=3, sliding_window=2, sliding_layers=(0, 2), markov_rank=2, mask_token_id=4, draft_vocab_size=9
     ),
     "windows, not causal, reduced": dict(
-        sliding_window=4,
+        sliding_window=3,
         sliding_causal=False,
         sample_from_anchor=False,
         draft_vocab_size=11,

@@ -190,7 +190,6 @@ def causal_layers(fields: dict[str, Any], kinds: list[str]) -> list[bool]:
         ([FULL, SLIDING], {}),
         ([FULL, SLIDING], {"is_causal": False}),
         ([SLIDING, SLIDING], {"is_causal": True}),
-        ([SLIDING, SLIDING], {"is_causal": False, "causal": True}),
         ([SLIDING, SLIDING], {"causal": False}),
         ([FULL, FULL], {}),
         ([FULL, FULL], {"is_causal": False}),

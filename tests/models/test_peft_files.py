@@ -53,8 +53,13 @@ def test_a_round_trip_keeps_every_bit(tmp_path: Path, case: str, alpha: float | 
     decoder = read_hf_config(GOLDEN / case, ())
     config = LoraConfig(rank=3, alpha=alpha, rslora=rslora, rank_pattern=PATTERNS)
     layers = adapted_layers(partial(init_decoder, decoder), config)
+    assert all(layer.alpha == (layer.rank if alpha is None else alpha) for layer in layers)
+    fresh = init_params(partial(init_adapters, layers), jax.random.key(0), ONE)
+    for layer in layers:
+        largest, bound = np.abs(by_path(fresh)[*layer.path, "lora_a"]).max(), np.prod(layer.into) ** -0.5
+        assert bound / 2 < largest <= bound
     # B too is random.
-    adapters = jax.tree.map(lambda x: x + 0.1, init_params(partial(init_adapters, layers), jax.random.key(0), ONE))
+    adapters = jax.tree.map(lambda x: x + 0.1, fresh)
     save_adapters(tmp_path / "out", adapters, layers, decoder, "org/name", "main")
     assert read_peft(tmp_path / "out", decoder) == layers
     again = load_adapters(tmp_path / "out", layers, decoder, EIGHT)

@@ -19,12 +19,15 @@ from specjax.keys import seed_step
 from specjax.quantization import dequantized, quantized, rollout_copy
 from specjax.rollout.generate import make_generate, make_prepare
 from specjax.testing import assert_cache_consistent, assert_same_rollout
+from specjax.train.batch import Sequences
+from specjax.train.draft.distill import make_predict
+from specjax.train.draft.loss import add_replay_gradient
 from specjax.train.gradients import accumulate, log_probs_of
 from specjax.train.loss import LossConfig
 from specjax.train.stages import Stages
 from specjax.train.state import init_train_state
 from specjax.train.train_step import make_train_step
-from specjax.types import EightBit, Params
+from specjax.types import EightBit, Params, PyTree
 from tests.specjax.training import (
     CONFIG,
     DECODER,
@@ -96,6 +99,26 @@ def test_gradients_are_those_of_the_full_gradient():
         b_gradient = layer.scale * a.reshape(size, -1).T @ full_gradient
         expected[layer.path] = {"lora_a": a_gradient.reshape(a.shape), "lora_b": b_gradient.reshape(b.shape)}
     assert relative_gap(found.policy, flax.traverse_util.unflatten_dict(expected)) < 1e-5
+
+
+def test_a_draft_learns_from_features_of_the_merged_policy():
+    """Also from earlier rollouts; and its acceptance is predicted for that policy."""
+    mesh = mesh_of()
+    policy, drafter = networks()
+    context = replace(Stages(policy, drafter, count_fives, CONFIG, mesh).loss_context, anchors=0)
+    params, batch = adapted_params(mesh, b_scale=0.3), ragged_batch(8, 26)
+    rows = Sequences(batch.tokens, batch.completion)
+    predict = make_predict(policy, drafter, context.law, mesh)
+
+    @jax.jit
+    def replayed(params: Params) -> PyTree:
+        zeros, again = jax.tree.map(jnp.zeros_like, params.draft), jax.tree.map(lambda x: x[None], rows)
+        return add_replay_gradient(context, params, jnp.float32(1), again, zeros)
+
+    found, full, off = ((replayed(x), predict(x, rows)[0]) for x in (params, merged(params), params_on(mesh)))
+    for part in range(2):
+        assert relative_gap(found[part], full[part]) < 1e-5
+        assert relative_gap(off[part], full[part]) > 0.01
 
 
 def test_merged_equals_unmerged_and_the_base_is_the_reference():

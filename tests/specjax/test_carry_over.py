@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from specjax.asynchronous.step import AsynchronousStep
-from specjax.carry_over.groups import Take, carry_over_of, next_prompts, nothing_carried
+from specjax.carry_over.groups import Take, carry_over_of, divide_groups, next_prompts, nothing_carried
 from specjax.carry_over.rollout import carry_over, carry_over_rollout
 from specjax.keys import SeedStep
 from specjax.parallel.mesh import MeshConfig, disjoint_mesh
@@ -123,12 +123,18 @@ def test_a_carried_completion_is_the_one_of_a_single_rollout() -> None:
             expected = np.where(began[:, None], getattr(unbroken[1], name), getattr(unbroken[0], name))
             expected, found = np.where(reached, expected, 0), getattr(rollout, name)
             np.testing.assert_allclose(found, expected, atol=0 if exact else 1e-4, err_msg=name)
+        stopped = np.where(began == 1, unbroken[1].stopped, unbroken[0].stopped)
+        np.testing.assert_array_equal(rollout.stopped, stopped & rollout.done)
         start = np.zeros(rows) if before is None else np.where(fresh & (step == 1), 0, before.lengths)
         np.testing.assert_array_equal(rollout.resumed_at, start)
         assert (rollout.versions[reached & (column >= start[:, None])] == step + 10).all()
         if before is not None:
             goes_on = ~before.done & (start > 0)
-            assert goes_on.any() and (rollout.lengths[goes_on] > start[goes_on]).all()
+            assert (
+                (before.stopped & (start > 0)).any()
+                and goes_on.any()
+                and (rollout.lengths[goes_on] > start[goes_on]).all()
+            )
             # What earlier rollouts wrote is kept, to the bit.
             for name in ("tokens", "law", "full", "writer", "versions"):
                 kept, old = (np.where(column < start[:, None], getattr(x, name), 0) for x in (rollout, before))
@@ -206,6 +212,29 @@ def test_groups_wait_until_they_are_whole_and_train_once_with_the_log_probs_of_t
     assert dropped and waited and max(ratios) > 1.01
     # Every prompt that was taken is trained on, dropped, or goes on: once.
     assert sorted(trained + dropped + prompts.id[kept].tolist()) == taken == list(range(len(taken)))
+
+
+def test_the_oldest_whole_groups_train_first_and_the_others_are_not_taken_again() -> None:
+    """Three of four groups are whole, of which the last two are the oldest."""
+    rows, by_token = 4 * GROUP, jnp.zeros((4 * GROUP, BUDGET), jnp.int32)
+    began, done = (jnp.repeat(jnp.array(x), GROUP) for x in ([3, 0, 2, 1], [True, False, True, True]))
+    likewise: dict[str, jax.Array] = dict.fromkeys(("law", "full"), by_token.astype(jnp.float32))
+    likewise |= {"writer": by_token.astype(jnp.int8), "versions": by_token}
+    rollout = Rollout(by_token, jnp.full(rows, 2), stopped=done, done=done, began=began, **likewise)
+    config, prompts = replace(CARRYING.rollout, max_age=None), make_prompts(4)
+    groups = divide_groups(rollout, 4, config)
+    assert groups is not None and groups.trained.tolist() == [False, False, True, True]
+    assert groups.waiting.tolist() == [True, False, False, False]
+    asked = list[tuple[int, frozenset[int]]]()
+
+    def take(count: int, taken: frozenset[int]) -> Prompts:
+        asked.append((count, taken))
+        return jax.tree.map(lambda x: np.asarray(x)[:count] + 1, prompts)
+
+    carried = carry_over_of(config, prompts, rollout)
+    after = next_prompts(carried, take)
+    assert asked == [(2, frozenset(prompts.id[:2].tolist()))]
+    np.testing.assert_array_equal(after.id, [*prompts.id[:2], *prompts.id[:2] + 1])
 
 
 def test_unfinished_groups_take_no_place_of_dynamic_sampling() -> None:

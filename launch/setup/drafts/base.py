@@ -157,6 +157,8 @@ class FeatureDraft(Draft, ABC):
     decoder: DecoderConfig
 
     usual_causes = "it reads other layers than it was trained with, has another rope base, or is for another policy"
+    # Public layouts of this kind of draft.
+    dialects: ClassVar[tuple[Dialect, ...]]
 
     @property
     def policy_width(self) -> int:
@@ -172,6 +174,19 @@ class FeatureDraft(Draft, ABC):
                 self.public_config(dialect)
             except ValueError as error:
                 raise ConfigError(f"dialect = {dialect}: {error}") from error
+
+    def only_ours(self) -> str | None:
+        """Return a line that says why no public layout holds the draft; None if one does."""
+        reasons = list[str]()
+        for dialect in self.dialects:
+            try:
+                self.public_config(dialect)
+            except ValueError as error:
+                reasons.append(str(error))
+            else:
+                return None
+        why = "; ".join(dict.fromkeys(reasons))
+        return f"draft: only our own layout can hold it, not {', '.join(self.dialects)}: {why}"
 
 
 def own_vocabulary(context: DraftContext, vocab_size: int) -> np.ndarray | None:

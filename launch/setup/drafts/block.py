@@ -9,6 +9,7 @@ import numpy as np
 
 from configs.schema import DraftConfig
 from launch.cli.errors import ConfigError
+from launch.data.tokenizers import Tokenizer
 from launch.setup.drafts.base import Draft, DraftContext, FeatureDraft, PublicLayout, own_vocabulary, param_dtype
 from launch.setup.drafts.saved_head import fit_head
 from launch.setup.policy import random_params
@@ -29,6 +30,8 @@ class BlockDraft(FeatureDraft):
     """A block draft, which reads features of the policy."""
 
     head: BlockConfig
+
+    dialects = ("zlab", "speculators", "deepspec")
 
     @property
     def sheet(self) -> DraftSheet:
@@ -68,7 +71,7 @@ def build_block(context: DraftContext) -> Draft:
     draft = config.draft
     assert decoder is not None
     if context.saved is None:
-        head = fresh_block(draft, decoder, context.tokenizer.vocab_size)
+        head = fresh_block(draft, decoder, context.tokenizer)
         params = random_params(partial(init_block, head), context.key, context.mesh)
         ids = own_vocabulary(context, decoder.vocab_size)
     else:
@@ -90,19 +93,19 @@ def build_block(context: DraftContext) -> Draft:
     return BlockDraft(drafter=drafter, params=params, head=head, decoder=decoder, read_from=read_from)
 
 
-def fresh_block(draft: DraftConfig, policy: DecoderConfig, tokens: int) -> BlockConfig:
+def fresh_block(draft: DraftConfig, policy: DecoderConfig, tokenizer: Tokenizer) -> BlockConfig:
     """Return the shape of a block draft with random weights. Sizes that the section does not set are the policy's.
 
-    tokens: size of the tokenizer's vocabulary. The first row of the policy's embedding after it, if there is one, is
-            the mask.
+    The mask is a row of the policy's embedding, as in public layouts: the first after the tokenizer's, or else that of
+    its first stop token, after which nothing is drafted.
     """
     options = draft.head
     sizes = {name: getattr(draft, name) for name in ("intermediate_size", "num_heads", "num_kv_heads", "head_dim")}
     sizes |= {"num_layers": options.num_layers, "sliding_window": options.sliding_window}
     sizes["draft_vocab_size"] = draft.vocab_size
     changes: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
-    if tokens < policy.vocab_size:
-        changes["mask_token_id"] = tokens
+    unused = tokenizer.vocab_size < policy.vocab_size
+    changes["mask_token_id"] = tokenizer.vocab_size if unused else tokenizer.stop_tokens[0]
     if draft.kind == "dspark":
         changes |= dict(markov_rank=options.markov_rank, enable_confidence_head=True, confidence_head_with_markov=True)
     head = block_like(policy, options.block_size, sample_from_anchor=draft.kind == "dspark", **changes)

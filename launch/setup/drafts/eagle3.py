@@ -35,6 +35,8 @@ class Eagle3Draft(FeatureDraft):
 
     head: Eagle3Config
 
+    dialects = ("specforge", "speculators")
+
     def differences(self) -> str | None:
         if self.read_from is None:
             return None

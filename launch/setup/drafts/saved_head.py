@@ -45,14 +45,13 @@ def read_head(config: RunConfig, mesh: Mesh, *, shapes: bool = False) -> SavedDr
 def load_head(path: Path, mesh: Mesh, *, shapes: bool = False) -> SavedDraft:
     """Load a head or block draft in our layout or a public dialect. Raises ValueError if the directory holds none.
 
-    shapes: read only `config.json`. Parameters are ShapeDtypeStructs; a reduced vocabulary is taken as the first ids.
+    shapes: read only `config.json`. Parameters are ShapeDtypeStructs, and `target_ids` is None.
     """
     read, load = _readers(path)
     if not shapes:
         return load(path, mesh)
     config, layers = read(path)
-    ids = np.arange(config.draft_vocab_size, dtype=np.int32)
-    return SavedDraft(config, abstract_params(init_of(config), mesh), ids, layers)
+    return SavedDraft(config, abstract_params(init_of(config), mesh), None, layers)
 
 
 def most_drafted(draft: DraftConfig) -> int | None:
@@ -101,7 +100,7 @@ def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, weight
     max_positions than the policy's is allowed: published heads state the length that they were trained at, and our
     rotary embedding does not end there.
 
-    weights: the policy's; None for a head whose parameters are shapes.
+    weights: the policy's; None for a head whose parameters are shapes. Its reduced vocabulary is the first ids.
     """
     saved.config.check(policy)
     path = checkpoint_directory("draft.path", str(config.draft.path))
@@ -110,12 +109,14 @@ def fit_head(saved: SavedDraft, config: RunConfig, policy: DecoderConfig, weight
         with errors_name(source):
             check_stated_policy(read_json(source), policy)
     head = replace(saved.config, dtype=policy.dtype, param_dtype=policy.param_dtype)
+    ids = saved.target_ids
     if weights is None:
+        ids = np.arange(head.draft_vocab_size, dtype=np.int32)
         params = jax.tree.map(lambda x: x.update(dtype=jnp.dtype(policy.param_dtype)), saved.params)
     else:
         tables = policy_tables(policy, weights)
         with errors_name(path):
             check_copies(path, {name: tables[name] for name in copied_tables(head)})
         params = jax.tree.map(lambda x: x.astype(policy.param_dtype), saved.params)
-    ids = None if head.draft_vocab_size == policy.vocab_size else saved.target_ids
+    ids = None if head.draft_vocab_size == policy.vocab_size else ids
     return saved._replace(config=head, params=params, target_ids=ids)
