@@ -30,6 +30,7 @@ from specjax.carry_over.groups import nothing_carried
 from specjax.carry_over.rollout import carry_over, carry_over_fn
 from specjax.drafters import EitherDrafter, NoDrafter
 from specjax.keys import SeedStep
+from specjax.one_line import one_line
 from specjax.options import nearest_divisors, nearest_multiples
 from specjax.parallel.mesh import batch_shards, disjoint_mesh, make_mesh
 from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
@@ -40,7 +41,7 @@ from specjax.train.loss import LossFn, policy_loss
 from specjax.types import Params, Prompts, Rollout
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Experiment:
     """A run's mesh, networks, problems and functions.
 
@@ -64,6 +65,8 @@ class Experiment:
     rollout_fn: RolloutFn = speculative_rollout
     loss_fn: LossFn = policy_loss
 
+    __repr__ = one_line
+
     @cached_property
     def train_prompts(self) -> PromptTable:
         """Training prompts as token ids."""
@@ -82,6 +85,11 @@ class Experiment:
     def prompt_width(self) -> int:
         """Tokens to which the prompts of a step are padded; data.max_prompt_tokens if problems are not read."""
         return self.train_prompts.width
+
+    def with_params(self, params: Params) -> "Experiment":
+        """Return the experiment with other parameters of its networks: the trained ones, or those of a checkpoint."""
+        draft = replace(self.networks.draft, params=params.draft)
+        return replace(self, networks=replace(self.networks, params=params, draft=draft))
 
     def without_draft(self, *, keeps_lookup: bool = False) -> "Experiment":
         """Return the experiment with plain decoding, or with the lookup beside the draft."""

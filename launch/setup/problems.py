@@ -20,6 +20,7 @@ from launch.data.tokenizers import (
     check_no_template,
     token_id,
 )
+from specjax.one_line import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ class Problems(NamedTuple):
 
     train: list[Problem]
     held_out: list[Problem]
+
+    __repr__ = one_line
 
 
 def check_sources(config: RunConfig) -> None:

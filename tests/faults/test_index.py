@@ -18,6 +18,6 @@ def test_every_row_is_listed_with_its_tests() -> None:
         *HERE.parent.glob("benchmarks/test_*.py"),
     ]:
         name = path.name if path.parent == HERE else path.relative_to(HERE.parents[1]).as_posix()
-        for row in re.findall(r"^def test_row_(\d\d)_", path.read_text(), re.MULTILINE):
+        for row in re.findall(r"^def test_row_(\d+)_", path.read_text(), re.MULTILINE):
             found.setdefault(int(row), set()).add(name)
     assert listed == found and set(range(1, 32)) <= set(found)
