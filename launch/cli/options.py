@@ -29,6 +29,7 @@ from launch.cli.option_search import matching
 from launch.cli.parser import Parser
 from launch.cli.recipe_options import RECIPE_ONLY, TRAIN, reads
 from launch.cli.recipes import choices, is_run, load_recipe
+from launch.cli.signals import owning_process
 from specjax.parallel import processes
 from specjax.train.config import check_groups
 
@@ -58,6 +59,7 @@ _ALGORITHM_OPTION = Field(
 )
 
 
+@owning_process()
 def run_program(main: Callable[[list[str]], int]) -> int:
     """Call `main` with the command line's arguments. Return the exit code.
 
