@@ -104,6 +104,13 @@ def test_row_54_an_unknown_option_names_all_it_may_mean(words: str, message: str
     assert_refused(str(error.value), f"...{message}")
 
 
+@pytest.mark.parametrize("name", ["tool", "tools", "turns", "host", "device", "dropout", "server", "save", "foo"])
+def test_row_98_no_guess_is_better_than_a_silly_one(name: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_run(["tiny", f"--{name}", "x"], "python -m launch.train", "Train.", TRAIN)
+    assert "mean" not in str(error.value)
+
+
 def test_row_54_each_unknown_option_has_a_line_and_another_programs_option_is_named() -> None:
     with pytest.raises(ConfigError) as error:
         parse_run(["tiny", "--lr", "-1", "--zzz", "--beta=0"], "python -m launch.train", "Train.", TRAIN)
