@@ -22,7 +22,7 @@ from launch.plan.__main__ import main as plan
 from launch.report import try_report
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.checks import check_run
-from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_config
+from launch.run.directory import CHECKPOINTS, can_resume, check_resumable, open_run, record_config
 from launch.run.logs import RunLogs, open_logs
 from launch.run.loop import TrainingLoop
 from launch.run.metric_log import wandb_log
@@ -73,6 +73,7 @@ def run(config: RunConfig, reward_of: Callable[[Sequence[Problem], Tokenizer], R
     with StopSignals(console.print) as signals, open_run(config) as directory, dropping_compilations():
         long_phases = LongPhases(directory / UNFINISHED, signals)
         config = with_commits(config, directory if config.resume else None, starts=True)
+        check_resumable(directory, config)
         experiment = build_experiment(config, long_phases=long_phases, asynchronous=True)
         with (make_pool(experiment.config.reward) if reward_of is None else None) or nullcontext() as pool:
             reward_of = reward_of or partial(make_reward, pool, long_phases=long_phases)

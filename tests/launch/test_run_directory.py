@@ -5,6 +5,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
+import launch.train
+from configs.override import override
 from configs.schema import CheckpointConfig, EvalConfig, RunConfig
 from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
@@ -138,3 +140,28 @@ def test_what_may_change_on_resume():
     assert_refused(refusal(other), "loss.clip_low = 0.1: ...0.2")
     path.write_text(json.dumps(stored | {"old": 1}))
     assert_refused(refusal(resumed), "old = absent: ...1")
+
+
+def test_row_90_what_the_config_tells_is_told_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch):
+    def build(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(launch.train, "build_experiment", build)
+    config = override(CONFIG, {"out": "x", "data.chat_template_time": "2026-01-01T00:00:00"})
+    save(start(config))
+    changed = {
+        "resume": True,
+        "seed": 3,
+        "lora.rank": 4,
+        "draft.kind": "none",
+        "rollout.max_new_tokens": 9,
+        "steps": 20,
+    }
+    with pytest.raises(ConfigError) as error:
+        launch.train.run(override(config, changed))
+    names = [line.partition(" = ")[0] for line in error.value.args]
+    assert sorted(names) == ["draft.kind", "lora.rank", "rollout.max_new_tokens", "seed"]
+    assert [" may change" in line for line in error.value.args] == [False, False, False, True]
+    # Building the networks decides over these.
+    with pytest.raises(AssertionError):
+        launch.train.run(override(config, {"resume": True, "draft_training.mode": "frozen"}))
