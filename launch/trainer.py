@@ -12,7 +12,8 @@ import numpy as np
 
 from configs.override import override
 from configs.schema import RunConfig
-from launch.cli.console import wide_console
+from launch.cli.console import console, wide_console
+from launch.cli.effects import without_effect
 from launch.cli.errors import ConfigError, Stopped, as_config_error
 from launch.cli.fields import fields_of
 from launch.cli.hosts import join_hosts
@@ -20,7 +21,7 @@ from launch.cli.long_phases import LongPhases
 from launch.cli.microbatches import with_fitting_microbatches
 from launch.cli.option_search import hint
 from launch.cli.options import use_compile_cache, with_consequences
-from launch.cli.recipe_options import RECIPE_ONLY, reads
+from launch.cli.recipe_options import RECIPE_ONLY, TRAIN, reads
 from launch.cli.recipes import load_recipe
 from launch.comparison.closing import check_comparison, compare_steps, without_moments
 from launch.comparison.stage_times import VariantReport
@@ -189,6 +190,8 @@ def train(
         if "microbatches" not in given:
             config = with_fitting_microbatches(config)
         check_groups(config)
+    for line in without_effect(recipe, config, given, TRAIN):
+        console.print(line)
     with problems.written() if problems is not None else nullcontext():
         result = run(join_hosts(config), reward_of)
     if result.signal is not None:
@@ -199,7 +202,7 @@ def train(
 
 
 def _check_number(name: str, value: object, least: int, most: int) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool) or not least <= value <= most:
+    if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
         raise ConfigError(f"{name} = {show(value)}: must be an integer from {least} to {most}")
 
 

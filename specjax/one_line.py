@@ -8,17 +8,18 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 _WORDS = (type(None), bool, int, float, complex, str, bytes, PurePath, np.dtype)
 _shortened = reprlib.Repr()
 _shortened.maxstring = _shortened.maxother = 80
 
 
-def one_line(holder: Any) -> str:
+def one_line(self: Any) -> str:
     """Return the repr of a dataclass or named tuple. Its fields are shown by `brief`, which reads no large array."""
-    names = [field.name for field in fields(holder) if field.repr] if is_dataclass(holder) else holder._fields
-    shown = (f"{name}={brief(getattr(holder, name, None))}" for name in names)
-    return f"{type(holder).__name__}({', '.join(shown)})"
+    names = [field.name for field in fields(self) if field.repr] if is_dataclass(self) else self._fields
+    shown = (f"{name}={brief(getattr(self, name, None))}" for name in names)
+    return f"{type(self).__name__}({', '.join(shown)})"
 
 
 def brief(value: Any) -> str:
@@ -51,4 +52,4 @@ def _is_array(value: Any) -> bool:
 
 
 def _is_deleted(value: Any) -> bool:
-    return isinstance(value, jax.Array) and not isinstance(value, jax.core.Tracer) and value.is_deleted()
+    return isinstance(value, jax.Array) and not isinstance(value, Tracer) and value.is_deleted()

@@ -21,6 +21,7 @@ from configs.algorithms import ALGORITHMS, describe, with_algorithm
 from configs.override import override
 from configs.schema import DraftConfig, RunConfig
 from configs.schema.networks import DRAFT_KINDS, HEADS
+from launch.cli.effects import without_effect
 from launch.cli.errors import ConfigError, RunStopped, Stopped, as_config_error, first_line, silence_writers
 from launch.cli.failures import fail
 from launch.cli.fields import Field, fields_of, summary
@@ -208,7 +209,7 @@ def parse_run_and(
     for field in programs_own:
         if field.default is MISSING and field.path not in values:
             raise ConfigError(f"{field.flag} {field.metavar}: must be set. {field.help}")
-    values = with_consequences(recipe, values)
+    given, values = values, with_consequences(recipe, values)
     with as_config_error():
         program_values = {field.path: values.pop(field.path) for field in programs_own if field.path in values}
         required = {field.path: program_values.pop(field.path) for field in programs_own if field.default is MISSING}
@@ -220,6 +221,8 @@ def parse_run_and(
             check_groups(config)
     if algorithm is not None:
         print(describe(algorithm, config, values))
+    for line in without_effect(recipe, config, given, reading):
+        print(line)
     return config, options
 
 

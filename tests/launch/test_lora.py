@@ -122,6 +122,12 @@ def test_the_start_states_the_adapters_and_their_rate():
             "lora.merged = True: must be False, or loss.importance_cap",
         ),
         ({"lora.rank_pattern": ((3, "layer_9.q"),)}, "lora.rank_pattern = 3 layer_9.q: no layer"),
+        ({"lora.rank": 9}, "lora.rank = 9: must be at most 8, the highest rank of its layers"),
+        ({"lora.rank": 2**31 - 1}, "lora.rank = 2147483647: must be at most 8"),
+        (
+            {"lora.rank_pattern": ((99, "layer_0.attention.q"),)},
+            "lora.rank_pattern = 99 layer_0.attention.q: ...most 8",
+        ),
     ],
 )
 def test_adapters_are_refused(changes: dict, message: str):
