@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.networks import random_prompts, small
 from launch.cli.options import use_compile_cache
-from launch.timing import format_provenance, geometric_mean, interleaved, interval, time_call
+from launch.timing import format_provenance, geometric_mean, interleaved, interval, show_interval, time_call
 from specjax import (
     MeshConfig,
     NoDrafter,
@@ -124,12 +124,12 @@ def print_table(turns: dict[str, list[Turn]], samples: int) -> None:
     print(f"\n{TRAINED} groups of {samples} trained in a step\n{HEADER}")
     for name, measured in turns.items():
         ratios = [ours.rate / plain.rate for ours, plain in zip(measured, turns[next(iter(ARMS))], strict=True)]
-        middle, low, high = interval(ratios, center=geometric_mean)
+        speedup = show_interval(interval(ratios, center=geometric_mean), ".2f")
         seconds, tokens = (sum(getattr(each, field) for each in measured) for field in ("seconds", "tokens"))
         mean, longest = np.mean([each.mean for each in measured]), max(each.longest for each in measured)
         print(
             f"{name:<14}{ARMS[name]:>14}{seconds / STEPS / len(measured):9.2f}{tokens / STEPS / len(measured):16.0f}"
-            f"{mean:8.0f}{longest:9d}{tokens / seconds:10.0f}    {middle:.2f} [{low:.2f}, {high:.2f}]"
+            f"{mean:8.0f}{longest:9d}{tokens / seconds:10.0f}    {speedup}"
         )
 
 

@@ -41,7 +41,7 @@ from launch.cli.options import run_program, use_compile_cache
 from launch.distillation.trainer import distill
 from launch.run.supervised_warmup import warm_up
 from launch.setup.experiment import build_experiment
-from launch.timing import format_provenance
+from launch.timing import format_provenance, show_interval
 
 # RL steps per mean in the table.
 PART = 100
@@ -68,7 +68,7 @@ def show(timings: Sequence[DraftedRollouts], runs: Sequence[DraftRun], rates: Ma
     """Print the tables."""
     print("\ndraft      k  alpha   cost  speed-up over k = 0")
     for row in timings:
-        speedup = "{:5.2f} [{:.2f}, {:.2f}]".format(*row.speedup)
+        speedup = show_interval(row.speedup, ".2f")
         print(f"{row.start:9} {row.draft_length:2}  {row.alpha:5.2f}  {row.cost:5.2f}  {speedup}")
     print(f"\nRL, alpha: means of {PART} steps each (2 standard errors of a mean)")
     for run in runs:

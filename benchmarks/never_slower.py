@@ -22,7 +22,7 @@ from benchmarks.networks import VOCAB, at_temperature, distilled, random_prompts
 from launch.cli.options import use_compile_cache
 from launch.costs.cost_table import CellTimer
 from launch.setup.networks import Networks
-from launch.timing import format_provenance, geometric_mean, interleaved, interval, time_call
+from launch.timing import format_provenance, geometric_mean, interleaved, interval, show_interval, time_call
 from specjax import (
     MeshConfig,
     NGramDrafter,
@@ -158,7 +158,7 @@ def measure(job: Job, params: Params, steps: int, repeats: int) -> DraftCell:
 
 def written(ratios: list[float]) -> str:
     """Return the geometric mean of the steps with its 95% interval, as text."""
-    return "{:5.3f} [{:5.3f}, {:5.3f}]".format(*interval(ratios, center=geometric_mean))
+    return show_interval(interval(ratios, center=geometric_mean), "5.3f")
 
 
 def main() -> None:

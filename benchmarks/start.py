@@ -67,11 +67,6 @@ def cold_and_warm(checkout: Path, words: list[str], limit_s: float) -> tuple[flo
         return start(), start()
 
 
-def _show(values: list[float]) -> str:
-    """Return the median and its interval; of a single turn, which has none, the value."""
-    return format_interval(values) if len(values) > 1 else f"{values[0]:.3g}"
-
-
 def main() -> None:
     """Print the seconds of each checkout, and the first's over each other's, turn by turn."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -88,9 +83,10 @@ def main() -> None:
         for path, pairs in measured.items():
             seconds = [pair[number] for pair in pairs]
             ratios = [other / own for own, other in zip(first, seconds, strict=True)]
+            turns = ", ".join(f"{x:.1f}" for x in seconds)
             print(
-                f"{kind}  {path!s:<24} {_show(seconds)} s to the end of the first step, {_show(ratios)} times those of "
-                f"the first row; turns {', '.join(f'{x:.1f}' for x in seconds)}"
+                f"{kind}  {path!s:<24} {format_interval(seconds)} s to the end of the first step, "
+                f"{format_interval(ratios)} times those of the first row; turns {turns}"
             )
 
 

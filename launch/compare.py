@@ -52,6 +52,8 @@ def compare(experiment: Experiment, args: CompareArgs, long_phases: LongPhases) 
     """Time the variants and print them. The JSON file has the results so far after every turn."""
     asynchronous, experiment = experiment, synchronous(experiment)
     config, costs = experiment.config, round_costs(experiment, long_phases) if args.automatic else None
+    if config.rollout.function is not None:
+        experiment.trace_rollout(config.rollout, config.data.prompts, experiment.mesh)
     params = trained_networks(experiment, args.checkpoint, args.checkpoint_step, console, long_phases)
     results: dict[str, object] = {**provenance("launch.compare"), "recipe": config.name}
     results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}

@@ -13,6 +13,8 @@ import numpy as np
 
 Name = TypeVar("Name", bound=Hashable)
 Result = TypeVar("Result")
+# Fewest values whose range may cover their median in 95% of cases.
+FEWEST = 6
 
 
 def time_call(run: Callable[[], object]) -> float:
@@ -55,9 +57,9 @@ def interval(
 ) -> tuple[float, float, float]:
     """Return (center, low, high): the median by default, and its bootstrap interval.
 
-    With fewer than six values the interval is their range, which covers the median in less than 95% of cases.
+    With fewer than FEWEST values the interval is their range, which covers the median in less than 95% of cases.
     """
-    if len(values) < 6:
+    if len(values) < FEWEST:
         return float(center(np.array(values), axis=0)), min(values), max(values)
     draws = np.random.default_rng(1).choice(np.array(values), (10_000, len(values)))
     low, high = np.quantile(center(draws, axis=1), ((1 - level) / 2, (1 + level) / 2))
@@ -70,8 +72,19 @@ def geometric_mean(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def format_interval(values: Sequence[float]) -> str:
-    """Return the median and its 95% interval as text: `1.23 [1.2, 1.26]`."""
-    return "{:.3g} [{:.3g}, {:.3g}]".format(*interval(values))
+    """Return the median and its 95% interval as text: `1.23 [1.2, 1.26]`. One value has no interval."""
+    return show_interval(interval(values))
+
+
+def show_interval(found: tuple[float, float, float], form: str = ".3g") -> str:
+    """Return (center, low, high) as text, without ends that are all one: those of a single value."""
+    center, low, high = (f"{x:{form}}" for x in found)
+    return center if found[1] == found[2] else f"{center} [{low}, {high}]"
+
+
+def describe_interval(count: int) -> str:
+    """Return what `interval` returns beside the center of `count` values, for a title: " with 95% intervals"."""
+    return "" if count < 2 else " with their range" if count < FEWEST else " with 95% intervals"
 
 
 def provenance(program: str) -> dict[str, str]:

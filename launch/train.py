@@ -14,7 +14,7 @@ from launch.cli.hosts import join_hosts
 from launch.cli.long_phases import UNFINISHED, LongPhases
 from launch.cli.options import parse_run, run_program, use_compile_cache
 from launch.cli.signals import StopSignals
-from launch.comparison.closing import compare_steps
+from launch.comparison.closing import compare_steps, without_moments
 from launch.costs.cost_table import COST_TABLE, CostTable, given_cells
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
@@ -25,7 +25,7 @@ from launch.rewards.code import code_of_modules
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.rewards.thinking import describe_thinking
 from launch.run.checks import check_run
-from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_config
+from launch.run.directory import CHECKPOINTS, can_resume, check_resumable, open_run, record_config
 from launch.run.first_problem import describe_first_problem
 from launch.run.logs import RunLogs, open_logs
 from launch.run.loop import TrainingLoop
@@ -36,6 +36,7 @@ from launch.run.step_checks import describe_healthy
 from launch.run.summary import summarize
 from launch.setup.experiment import Experiment, build_experiment
 from specjax.checkpoint import Checkpointer
+from specjax.one_line import one_line
 from specjax.parallel import processes
 from specjax.program import dropping_compilations
 from specjax.rewards import RewardFn
@@ -56,12 +57,14 @@ def main(argv: list[str]) -> int:
 
 
 class RunResult(NamedTuple):
-    """A run that has ended, and the signal that stopped it, if one did."""
+    """A run that has ended, with the trained networks, and the signal that stopped it, if one did."""
 
     directory: Path
     experiment: Experiment
     state: TrainState
     signal: int | None
+
+    __repr__ = one_line
 
 
 def run(config: RunConfig, reward_of: Callable[[Sequence[Problem], Tokenizer], RewardFn] | None = None) -> RunResult:
@@ -76,12 +79,14 @@ def run(config: RunConfig, reward_of: Callable[[Sequence[Problem], Tokenizer], R
         config = with_commits(config, directory if config.resume else None, starts=True)
         if reward_of is None:
             config = override(config, {"reward.code": code_of_modules(config.reward.names)})
+        check_resumable(directory, config)
         experiment = build_experiment(config, long_phases=long_phases, asynchronous=True)
         with (make_pool(experiment.config) if reward_of is None else None) or nullcontext() as pool:
             reward_of = reward_of or partial(make_reward, pool, long_phases=long_phases)
             rewards = [reward_of(problems, experiment.tokenizer) for problems in experiment.problems]
             state, signal = train(experiment, rewards[0], rewards[1], directory, signals, long_phases)
-            return RunResult(directory, experiment, state, signal)
+            # The steps took the networks that the run began with.
+            return RunResult(directory, experiment.with_params(state.params), state, signal)
 
 
 def train(
@@ -136,7 +141,7 @@ def train(
                 raise RunStopped(f"{logs.skipped.reason}; {describe_healthy(saves)}")
             stopped = signals.received
             if stopped is None:
-                record_results(experiment, reward_fn, start, state, evaluate, logs)
+                state = record_results(experiment, reward_fn, start, state, evaluate, logs)
         finally:
             try_report(directory)
     return state, stopped
@@ -144,10 +149,10 @@ def train(
 
 def record_results(
     experiment: Experiment, reward_fn: RewardFn, start: Start, state: TrainState, evaluate: Evaluate, logs: RunLogs
-) -> None:
+) -> TrainState:
     """Report held-out accuracy before and after RL, and the speed-up of the run's steps, where the recipe asks.
 
-    Raises Stopped at a signal.
+    Returns the state, after a comparison without its moments. Raises Stopped at a signal.
     """
     config = experiment.config
     if start.accuracy_before is not None:
@@ -158,7 +163,7 @@ def record_results(
         logs.events.record_result(config.steps, accuracy_before=start.accuracy_before, accuracy_after=after)
     if config.speedup.steps:
         # Nothing is kept of it: a run that is stopped compares again when it is resumed.
-        long_phases = LongPhases(signals=logs.signals)
+        long_phases, state = LongPhases(signals=logs.signals), without_moments(state)
 
         def compare() -> dict[str, float]:
             drafted = compare_steps(experiment, reward_fn, state, wide_console, long_phases)
@@ -167,6 +172,7 @@ def record_results(
             return {f"{name}{end}": value[i] for name, value in measured.items() for end, i in ends.items()}
 
         logs.events.record_result(config.steps, **processes.within(experiment.mesh, compare))
+    return state
 
 
 if __name__ == "__main__":

@@ -3,13 +3,17 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from configs.override import override
 from configs.schema import RunConfig
-from launch.cli.console import wide_console
+from launch.cli.console import console, wide_console
+from launch.cli.effects import without_effect
 from launch.cli.errors import ConfigError, Stopped, as_config_error
 from launch.cli.fields import fields_of
 from launch.cli.hosts import join_hosts
@@ -17,15 +21,15 @@ from launch.cli.long_phases import LongPhases
 from launch.cli.microbatches import with_fitting_microbatches
 from launch.cli.option_search import hint
 from launch.cli.options import use_compile_cache, with_consequences
-from launch.cli.recipe_options import RECIPE_ONLY, reads
+from launch.cli.recipe_options import RECIPE_ONLY, TRAIN, reads
 from launch.cli.recipes import load_recipe
-from launch.comparison.closing import check_comparison, compare_steps
+from launch.comparison.closing import check_comparison, compare_steps, without_moments
 from launch.comparison.stage_times import VariantReport
 from launch.data.problem_list import ProblemList
 from launch.data.problems import Problem
 from launch.data.prompts import read_prompt
 from launch.data.tokenizers import Tokenizer
-from launch.evaluation.one_prompt import answer_prompt
+from launch.evaluation.one_prompt import Answers
 from launch.evaluation.sampler import drafts_pay
 from launch.rewards.code import code_of_function
 from launch.rewards.reader import answer_rule
@@ -33,10 +37,12 @@ from launch.rewards.reward_fn import function_reward, make_pool, make_reward
 from launch.rewards.scorers import FUNCTION, scorer_of
 from launch.run.directory import RUNS
 from launch.run.export import ExportArgs, export
+from launch.run.history import EVENTS_FILE, records_of
 from launch.run.start import held_out_evaluator
 from launch.setup.experiment import Experiment
 from launch.train import run
-from specjax.options import show
+from specjax.keys import seed_step
+from specjax.options import MOST, show
 from specjax.rewards import RewardFn
 from specjax.train.config import check_groups
 from specjax.types import TrainState
@@ -44,38 +50,60 @@ from specjax.types import TrainState
 RewardOf = Callable[[Sequence[Problem], Tokenizer], RewardFn]
 # Options that a function as reward would ignore.
 SCORERS = ("reward.scorer", "reward.also", "reward.weights")
+MOST_SAMPLES = 2**20
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class TrainedRun:
     """A run that has ended: its networks, and its directory with config.json, metrics.jsonl and report.html.
 
     Attributes:
         directory:  Directory of the run. Programs take it in place of a recipe.
-        experiment: Config, problems, tokenizer and functions of the run.
-        state:      Parameters and moments after the last step.
+        experiment: Config, problems, tokenizer, functions and trained networks of the run.
+        state:      Parameters and moments after the last step; without moments once steps were compared.
         reward_of:  Returns the reward of problems; None: the config's scorer.
+        accuracy:   Held-out accuracy after the last step, 0 .. 1; None if the run did not measure it.
     """
 
     directory: Path
     experiment: Experiment
     state: TrainState
     reward_of: RewardOf | None
+    accuracy: float | None = None
 
-    def generate(self, prompt: str | Sequence[Mapping[str, Any]], samples: int = 1) -> list[str]:
-        """Return sampled answers to a prompt, drafted by the trained draft. prompt: text, or a list of chat messages.
+    def __post_init__(self) -> None:
+        self._calls = 0
+
+    def __repr__(self) -> str:
+        accuracy = "" if self.accuracy is None else f", held-out accuracy {self.accuracy:.1%}"
+        return f"TrainedRun({self.directory}, {self.experiment.config.steps} steps{accuracy})"
+
+    def generate(
+        self, prompt: str | Sequence[Mapping[str, Any]], samples: int = 1, seed: int | None = None
+    ) -> list[str]:
+        """Return sampled answers to a prompt, drafted by the trained draft.
+
+        Args:
+            prompt:  Text, or a list of chat messages.
+            samples: Number of answers.
+            seed:    The same seed gives the same answers. None: other answers at every call.
 
         Raises ConfigError for another prompt, and for one that is too long.
         """
+        _check_number("samples", samples, 1, MOST_SAMPLES)
+        _check_number("seed", self._calls if seed is None else seed, 0, MOST)
         given = prompt
         if not isinstance(prompt, str):
             given = [dict(message) if isinstance(message, Mapping) else message for message in prompt]
-        pieces, asked = list[str](), read_prompt({"prompt": given}, "prompt", "generate")
+        asked = read_prompt({"prompt": given}, "prompt", "generate")
+        noise = seed_step(self.experiment.config.seed, self._calls) if seed is None else seed_step(int(seed), 0)
+        self._calls += 1
+        return self._answers(asked, int(samples), noise)
+
+    @cached_property
+    def _answers(self) -> Answers:
         drafts = drafts_pay(self.experiment, self.state.drafting)
-        experiment = self.experiment if drafts else self.experiment.without_draft()
-        answer_prompt(experiment, self.state.params, asked, samples, pieces.append)
-        answers = ["".join(pieces)] if samples == 1 else pieces
-        return [answer.removesuffix("\n\n") for answer in answers]
+        return Answers(self.experiment if drafts else self.experiment.without_draft())
 
     def evaluate(self) -> float:
         """Return the accuracy on the held-out problems: the share whose reward is above 0.5."""
@@ -88,20 +116,21 @@ class TrainedRun:
 
         Raises ConfigError if a directory is in use, or if the run saved no checkpoint.
         """
-        # The steps took the networks that the run began with.
-        networks = replace(self.experiment.networks, params=self.state.params)
-        run, experiment = str(self.directory), replace(self.experiment, networks=networks)
-        export(Path(policy), experiment, ExportArgs(checkpoint=run))
+        run = str(self.directory)
+        export(Path(policy), self.experiment, ExportArgs(checkpoint=run))
         if draft is not None:
-            export(Path(draft), experiment, ExportArgs(checkpoint=run, part="draft"))
+            export(Path(draft), self.experiment, ExportArgs(checkpoint=run, part="draft"))
 
     def compare(self, steps: int = 5) -> VariantReport:
         """Time steps with and without the draft in turns, print the table of whole steps and return the draft's row.
 
-        Frees the optimiser's moments. Raises ConfigError if the run cannot be compared, as one without a draft.
+        Drops the optimiser's moments from `state`: their memory is needed. Raises ConfigError if the run cannot be
+        compared, as one without a draft.
         """
-        experiment = replace(self.experiment, config=override(self.experiment.config, {"speedup.steps": steps}))
+        _check_number("steps", steps, 1, MOST)
+        experiment = replace(self.experiment, config=override(self.experiment.config, {"speedup.steps": int(steps)}))
         check_comparison(experiment)
+        self.state = without_moments(self.state)
         with _scoring(experiment, self.reward_of) as reward_of:
             reward_fn = reward_of(experiment.problems.train, experiment.tokenizer)
             return compare_steps(experiment, reward_fn, self.state, wide_console, LongPhases())
@@ -155,7 +184,7 @@ def train(
         "data.train": str(data if problems is None else problems.path),
         "reward.scorer": scorer,
         "reward.code": code,
-        "steps": steps,
+        "steps": _as_tuple(steps),
         "out": None if out is None else str(out),
         "resume": resume,
     }
@@ -167,11 +196,20 @@ def train(
         check_groups(config)
     if callable(reward):
         reward_of = partial(function_reward, reward, rule=answer_rule(config))
+    for line in without_effect(recipe, config, given, TRAIN):
+        console.print(line)
     with problems.written() if problems is not None else nullcontext():
         result = run(join_hosts(config), reward_of)
     if result.signal is not None:
         raise Stopped(result.signal, f"stopped; train(.., out={str(result.directory)!r}, resume=True) continues it")
-    return TrainedRun(result.directory, result.experiment, result.state, reward_of)
+    results = [record.get("result") for record in records_of(result.directory / EVENTS_FILE)]
+    accuracy = next((each["accuracy_after"] for each in reversed(results) if each and "accuracy_after" in each), None)
+    return TrainedRun(result.directory, result.experiment, result.state, reward_of, accuracy)
+
+
+def _check_number(name: str, value: object, least: int, most: int) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= most:
+        raise ConfigError(f"{name} = {show(value)}: must be an integer from {least} to {most}")
 
 
 def _option_values(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,7 +234,10 @@ def _path_of(flag: str) -> str:
 
 
 def _as_tuple(value: Any) -> Any:
-    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
+    """Return lists as tuples, and numbers and arrays of numpy as those of Python."""
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
+    return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value
 
 
 @contextmanager

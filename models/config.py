@@ -148,22 +148,22 @@ class DecoderConfig(LayerConfig):
         return tuple(range(self.num_layers)) if self.experts.layers is None else self.experts.layers
 
 
-def eagle3_feature_layers(num_layers: int) -> tuple[int, int, int]:
+def eagle3_feature_layers(num_layers: int) -> tuple[int, ...]:
     """Return the layers whose inputs EAGLE-3 (arXiv 2503.01840) reads by default: 2, L // 2 and L - 3.
 
-    Raises ValueError below 7 layers, where these are not distinct and ascending.
+    Below 7 layers these are not distinct and ascending: 1, L // 2 and L - 1, or all layers of a policy of up to 3.
     """
-    if num_layers < 7:
-        raise ValueError(f"num_layers = {num_layers}: must be at least 7, or feature_layers must be set")
-    return 2, num_layers // 2, num_layers - 3
+    if num_layers < 4:
+        return tuple(range(num_layers))
+    return (2, num_layers // 2, num_layers - 3) if num_layers >= 7 else (1, num_layers // 2, num_layers - 1)
 
 
 def block_feature_layers(num_layers: int) -> tuple[int, ...]:
     """Return the layers whose inputs a block draft reads by default, as DFlash (arXiv 2602.06036): five, evenly spread.
 
-    Each is the layer after one of those whose outputs DFlash counts. Raises ValueError below 8 layers, where these are
-    not distinct.
+    Each is the layer after one of those whose outputs DFlash counts. Below 8 layers, where these are not distinct, the
+    last five, or as many as there are.
     """
     if num_layers < 8:
-        raise ValueError(f"num_layers = {num_layers}: must be at least 8, or feature_layers must be set")
+        return tuple(range(max(num_layers - 5, 0), num_layers))
     return tuple(1 + round(1 + i * (num_layers - 4) / 4) for i in range(5))

@@ -1,7 +1,7 @@
 """LoRA (arXiv 2106.09685): which dense layers of a decoder have adapters, of what size, and how these begin."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
@@ -109,7 +109,7 @@ class Adapted(NamedTuple):
 def adapted_layers(init: Init, config: LoraConfig) -> list[Adapted]:
     """Return the layers with adapters of the network that `init` makes, in the order of its parameters.
 
-    Raises ValueError for targets and patterns that no layer matches.
+    Raises ValueError for targets and patterns that no layer matches, and for ranks above those of all their kernels.
     """
     boxed = jax.eval_shape(init, jax.random.key(0))
     contracted = flax.traverse_util.flatten_dict(contracted_axes(nn.unbox(boxed)))
@@ -131,6 +131,7 @@ def adapted_layers(init: Init, config: LoraConfig) -> list[Adapted]:
     for rank, end in config.rank_pattern:
         if not any(_matches(path, end) for path in layers):
             raise ValueError(f"lora.rank_pattern = {rank} {end}: no layer with an adapter has a path that ends so")
+    _check_ranks(config, {path: _most_rank(box.value.shape, contracted[*path, KERNEL]) for path, box in layers.items()})
     adapted = []
     for path, box in layers.items():
         split = contracted[*path, KERNEL]
@@ -164,6 +165,21 @@ def with_scales(base: PyTree, layers: Sequence[Adapted], mesh: Mesh, *, shapes: 
             jax.ShapeDtypeStruct((), scale.dtype, sharding=everywhere) if shapes else processes.place(scale, everywhere)
         )
     return flax.traverse_util.unflatten_dict(flat)
+
+
+def _most_rank(shape: tuple[int, ...], split: Any) -> int:
+    """Return the highest rank of a kernel, whose first `split` axes are its input's."""
+    return min(math.prod(shape[:split]), math.prod(shape[split:]))
+
+
+def _check_ranks(config: LoraConfig, most: Mapping[tuple[str, ...], int]) -> None:
+    """Raise ValueError for a rank above those of all kernels that it is for: an update has no higher one."""
+    given = [("rank", config.rank, str(config.rank), "")]
+    given += [("rank_pattern", rank, f"{rank} {end}", end) for rank, end in config.rank_pattern]
+    for name, rank, value, end in given:
+        limit = max((limit for path, limit in most.items() if not end or _matches(path, end)), default=rank)
+        if rank > limit:
+            raise ValueError(f"lora.{name} = {value}: must be at most {limit}, the highest rank of its layers")
 
 
 def _matches(path: tuple[str, ...], end: str) -> bool:

@@ -21,18 +21,21 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
+from specjax.one_line import one_line
+
 PyTree = Any
 EightBit = Literal["int8", "fp8"]
 T = TypeVar("T")
 
 
-@dataclass_transform(frozen_default=True)
+@dataclass_transform(frozen_default=True, eq_default=False)
 def pytree(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass that is a pytree.
+    """Make a class a frozen dataclass that is a pytree. Its repr counts arrays; two are equal only if they are one.
 
     Its field types are not checked at run time: JAX also fills the fields with specs, shapes and sentinels.
     """
-    return no_type_check(jax.tree_util.register_dataclass(dataclass(frozen=True)(cls)))
+    cls.__repr__ = one_line
+    return no_type_check(jax.tree_util.register_dataclass(dataclass(frozen=True, eq=False)(cls)))
 
 
 class LayerCache(NamedTuple):
@@ -200,6 +203,8 @@ class Policy:
     mixture: Mixture | None = None
     eight_bit: EightBit | None = None
     merged: bool = False
+
+    __repr__ = one_line
 
 
 class Writer(enum.IntEnum):

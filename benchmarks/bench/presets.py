@@ -83,9 +83,7 @@ class Preset(Options):
     @property
     def block_decoder(self) -> DecoderConfig:
         """Return the policy with the features that the block draft reads."""
-        count = self.decoder.num_layers
-        layers = block_feature_layers(count) if count >= 8 else tuple(range(count))
-        return replace(self.decoder, feature_layers=layers)
+        return replace(self.decoder, feature_layers=block_feature_layers(self.decoder.num_layers))
 
     @property
     def block(self) -> BlockConfig:
@@ -103,7 +101,7 @@ def _qwen3(layers: int, hidden: int, mlp: int, heads: int, kv_heads: int, head_d
         head_dim=head_dim,
         qk_norm=True,
         rope_theta=1e6,
-        feature_layers=eagle3_feature_layers(layers) if layers >= 7 else tuple(range(layers)),
+        feature_layers=eagle3_feature_layers(layers),
         **other,
     )
 

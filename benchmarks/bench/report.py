@@ -123,7 +123,7 @@ def _show(value: Value) -> str:
         case float():
             return _number(value)
         case (median, low, high):
-            return f"{_number(median)} [{_number(low)}, {_number(high)}]"
+            return _number(median) + f" [{_number(low)}, {_number(high)}]" * (low < high)
         case _:
             return str(value)
 

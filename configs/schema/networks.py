@@ -27,7 +27,8 @@ class ModelConfig(Options):
                         checkpoint names.
         architecture:   Network with random weights; used if path is None.
         feature_layers: Layers whose input the draft reads, counted from 0. Empty: those of the draft's checkpoint,
-                        else 2, L/2 and L-3 of L layers (at least 7) for EAGLE-3, five of them for a block draft.
+                        else 2, L/2 and L-3 of L layers for EAGLE-3, five of them for a block draft; of a policy with
+                        fewer, those that there are.
         dtype:          Dtype of the computation.
         param_dtype:    Dtype of the master weights.
         rollout_dtype:  int8 or fp8: the rollout samples from a copy with kernels in 8 bits, another law than the one

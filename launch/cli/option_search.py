@@ -81,7 +81,7 @@ def hint(
         last = f"--{_last(name)}"
         return f"; {elsewhere[name]}" + (f", but {spelt(last)}" if last in flags else "")
     every = [*flags, *(flag for flag in elsewhere if flag not in flags)]
-    found = named_like(name, flags) or named_like(name, every) or described_by(name, fields) or spelt_like(name, every)
+    found = named_like(name, flags) or named_like(name, every) or with_value(name, fields) or spelt_like(name, every)
     allowed = [spelt(flag) for flag in found if flag in flags]
     if allowed:
         *others, last = allowed[:MOST_NAMED]
@@ -106,16 +106,22 @@ def named_like(name: str, flags: Sequence[str]) -> list[str]:
 
 
 def spelt_like(name: str, flags: Sequence[str]) -> list[str]:
-    """Return the options whose name, or last part, is spelt most like `name`."""
-    by_last = {f"--{_last(flag)}": [each for each in flags if _last(each) == _last(flag)] for flag in flags}
-    closest = difflib.get_close_matches(name, [*flags, *by_last], n=1)
-    return by_last.get(closest[0], closest) if closest else []
+    """Return the options whose name, last part or synonym is spelt most like `name`; none if all differ much."""
+    spelt = {word: [word] for names in SYNONYMS.values() for word in names.split()}
+    spelt |= {flag.lstrip("-"): [flag] for flag in flags} | {_last(flag): [_last(flag)] for flag in flags}
+    # A part of a name in common, as in "tool" and "top-p", says nothing.
+    closest = difflib.get_close_matches(name.lstrip("-").lower(), spelt, n=1, cutoff=0.8)
+    return [found for close in closest for each in spelt[close] for found in named_like(each, flags)]
 
 
-def described_by(name: str, fields: Iterable[Field]) -> list[str]:
-    """Return the options with all words of `name`, without its sections, in their name, values or description."""
-    words = _words(_last(name))
-    return [field.flag for field in fields if words and words <= _words(_text(field))]
+def with_value(name: str, fields: Iterable[Field]) -> list[str]:
+    """Return the options with all words of `name`, without its sections, in their name or the words that they take."""
+    words, taken = _words(_last(name)), re.compile(r"\b[a-z][\w-]*")  # without types: INT, None
+    return [
+        field.flag
+        for field in fields
+        if words and words <= _words(" ".join([field.flag, *taken.findall(field.metavar)]))
+    ]
 
 
 def matching(text: str, fields: Iterable[Field]) -> list[Field]:

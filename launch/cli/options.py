@@ -22,6 +22,7 @@ from configs.override import override
 from configs.schema import DraftConfig, RunConfig
 from configs.schema.networks import DRAFT_KINDS, HEADS
 from configs.schema.rewards import TRACED
+from launch.cli.effects import without_effect
 from launch.cli.errors import ConfigError, RunStopped, Stopped, as_config_error, first_line, one_line, silence_writers
 from launch.cli.failures import fail
 from launch.cli.fields import Field, fields_of, summary
@@ -30,6 +31,7 @@ from launch.cli.option_search import matching
 from launch.cli.parser import Parser
 from launch.cli.recipe_options import RECIPE_ONLY, TRAIN, reads
 from launch.cli.recipes import choices, is_run, load_recipe
+from launch.cli.signals import owning_process
 from specjax.parallel import processes
 from specjax.train.config import check_groups
 
@@ -59,6 +61,7 @@ _ALGORITHM_OPTION = Field(
 )
 
 
+@owning_process()
 def run_program(main: Callable[[list[str]], int]) -> int:
     """Call `main` with the command line's arguments. Return the exit code.
 
@@ -207,7 +210,7 @@ def parse_run_and(
     for field in programs_own:
         if field.default is MISSING and field.path not in values:
             raise ConfigError(f"{field.flag} {field.metavar}: must be set. {field.help}")
-    values = with_consequences(recipe, values)
+    given, values = values, with_consequences(recipe, values)
     with as_config_error():
         program_values = {field.path: values.pop(field.path) for field in programs_own if field.path in values}
         required = {field.path: program_values.pop(field.path) for field in programs_own if field.default is MISSING}
@@ -219,6 +222,8 @@ def parse_run_and(
             check_groups(config)
     if algorithm is not None:
         print(describe(algorithm, config, values))
+    for line in without_effect(recipe, config, given, reading):
+        print(line)
     return config, options
 
 

@@ -4,8 +4,9 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import ClassVar
 
 from specjax.parallel import processes
 
@@ -14,18 +15,22 @@ TOPIC = "signals"
 
 
 class StopSignals:
-    """Context manager in which the first signal only sets `received`, and a second one ends the process at once.
+    """Context manager in which the first signal only sets `received`, and a second one ends the work at once.
 
-    The exit code is then 128 + signal. With several processes, all receive a signal to one of them. A thread reads the
-    signals, because Python runs signal handlers only between bytecodes, and one bytecode may compile or run a program
-    for minutes.
+    A program of the command line then ends with exit code 128 + signal. Any other process belongs to the caller, who
+    may have a notebook full of variables: the main thread raises KeyboardInterrupt. With several processes, all receive
+    a signal to one of them. A thread reads the signals, because Python runs signal handlers only between bytecodes, and
+    one bytecode may compile or run a program for minutes. Outside the main thread, where Python allows no handlers,
+    signals keep their meaning.
 
-    ending: message with which already the first signal ends the process, for work that nothing is saved of. None: the
+    ending: message with which already the first signal ends the work at once, because nothing of it is saved. None: the
             work ends at a point of its own.
     """
 
+    owns_process: ClassVar[bool] = False
+
     def __init__(self, say: Callable[[str], None], ending: str | None = None) -> None:
-        self._ending = ending
+        self._ending, self._raising = ending, False
         self._here: signal.Signals | None = None  # the first signal that this process received
         self._agreed: signal.Signals | None = None
         self._say = say
@@ -43,16 +48,21 @@ class StopSignals:
         return self._agreed
 
     def __enter__(self) -> "StopSignals":
+        self._installed = threading.current_thread() is threading.main_thread()
+        if not self._installed:
+            return self
         self._reading, self._writing = socket.socketpair()
         self._writing.setblocking(False)
         self._wakeup = signal.set_wakeup_fd(self._writing.fileno())
         # Python writes a signal to the wake-up descriptor only if it has a Python handler.
-        self._handlers = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
+        self._handlers = {number: signal.signal(number, self._handle) for number in SIGNALS}
         self._thread = threading.Thread(target=self._watch, daemon=True, name="signals")
         self._thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if not self._installed:
+            return
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup)
@@ -62,20 +72,42 @@ class StopSignals:
 
     def _watch(self) -> None:
         while data := self._reading.recv(1):
-            if data[0] not in SIGNALS:
+            if data[0] not in SIGNALS or self._raising:
                 continue
             if self._ending is not None:
                 self._try_to_say(f"{signal.Signals(data[0]).name}: {self._ending}")
             if self._here is not None or self._ending is not None:
-                os._exit(128 + data[0])
+                self._end(data[0])
+                continue
             self._here = signal.Signals(data[0])
             processes.tell(TOPIC, str(data[0]))
             self._try_to_say(
                 f"{self._here.name}: finishing what runs (a step, an evaluation, compiling), then saving and exiting; "
-                "a second one exits at once"
+                f"a second one {'exits at once' if self.owns_process else 'raises KeyboardInterrupt'}"
             )
+
+    def _end(self, number: int) -> None:
+        if self.owns_process:
+            os._exit(128 + number)
+        self._raising = True
+        # The handler may have run for all signals so far. A signal of our own also interrupts what the thread waits in.
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    def _handle(self, *_: object) -> None:
+        if self._raising:
+            raise KeyboardInterrupt
 
     def _try_to_say(self, line: str) -> None:
         # Whoever read the output may be gone, and rich then raises SystemExit. The next signal must still be read.
         with suppress(Exception, SystemExit):
             self._say(line)
+
+
+@contextmanager
+def owning_process() -> Iterator[None]:
+    """Let signals end the process during the block, which is a whole program."""
+    StopSignals.owns_process = True
+    try:
+        yield
+    finally:
+        StopSignals.owns_process = False

@@ -21,7 +21,7 @@ from launch.comparison.variants import AUTOMATIC, PLAIN, NumberedBatches, Varian
 from launch.costs.turns import Record, timed_turns
 from launch.setup.experiment import Experiment
 from launch.setup.memory import check_training
-from launch.timing import interval
+from launch.timing import interval, show_interval
 from specjax.asynchronous.step import AsynchronousStep
 from specjax.parallel import processes
 
@@ -30,7 +30,7 @@ SYNCHRONOUS = "synchronous"
 BLOCK = 3
 NOTE = (
     f"medians over turns of {BLOCK} steps of each row, on the same prompts with the same seeds; speed-ups with 95% "
-    "intervals\n"
+    "intervals, below six turns their range\n"
     "synchronous: the host waits for each stage; train: log-probs and updates\n"
     "lag: exposed generation: how long the training mesh is idle, less scoring on the host; train: how long it is busy"
 )
@@ -226,8 +226,6 @@ def print_overlap(overlaps: Mapping[str, Mapping[str, OverlapReport]], console: 
     for kind, reports in overlaps.items():
         for name, report in reports.items():
             seconds = report.step_s, report.exposed_s, report.generation_s, report.scoring_s, report.train_s
-            ratios = (
-                f"{x:.2f} [{low:.2f}, {high:.2f}]" for x, low, high in (report.step_speedup, report.device_speedup)
-            )
+            ratios = (show_interval(ratio, ".2f") for ratio in (report.step_speedup, report.device_speedup))
             table.add_row(*(kind, name, str(report.devices)), *(f"{x:.3g}" for x in seconds), *ratios)
     console.print(table)

@@ -14,7 +14,7 @@ from launch.setup.experiment import Experiment
 from launch.setup.memory import check_training
 from specjax.parallel import processes
 from specjax.rewards import RewardFn
-from specjax.types import TrainState
+from specjax.types import Params, TrainState
 
 
 def check_comparison(experiment: Experiment) -> None:
@@ -42,21 +42,27 @@ def comparison_experiment(experiment: Experiment) -> Experiment:
     return replace(experiment, config=config, rollout_mesh=experiment.mesh)
 
 
+def without_moments(state: TrainState) -> TrainState:
+    """Delete what only updates read: moments, reference and rollouts under way. Return the state without them."""
+    for x in jax.tree.leaves((state.optimizer, state.reference, state.ahead)):
+        x.delete()
+    return replace(state, optimizer=Params({}, {}), reference=None, ahead=())
+
+
 def compare_steps(
     experiment: Experiment, reward_fn: RewardFn, state: TrainState, console: Console, long_phases: LongPhases
 ) -> VariantReport:
     """Time `speedup.steps` steps of each kind from the trained networks, and print the table of `launch.compare`.
 
-    They are the steps that would come next, with new noise. Frees the moments of `state`. Returns the times with the
-    draft lengths that the run uses. Raises Stopped at a signal.
+    They are the steps that would come next, with new noise. Returns the times with the draft lengths that the run uses.
+    Raises Stopped at a signal.
+
+    state: `without_moments`, whose memory the comparison needs.
     """
-    for x in jax.tree.leaves((state.optimizer, state.reference, state.ahead)):
-        x.delete()
     # Seconds of rounds on a mesh other than the comparison's say nothing about it.
     drafting = state.drafting if experiment.rollout_mesh is experiment.mesh else None
     seconds = None if drafting is None else processes.fetch(drafting.seconds)
-    experiment = comparison_experiment(experiment)
-    experiment = replace(experiment, networks=replace(experiment.networks, params=state.params))
+    experiment = comparison_experiment(experiment).with_params(state.params)
     config = experiment.config
     variants, _ = make_variants(experiment, reward_fn, state.params, seconds, long_phases, first=config.steps)
     reports = time_variants(variants, config, config.speedup.steps, long_phases, console, lambda reports: None)

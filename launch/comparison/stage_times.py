@@ -15,7 +15,8 @@ from launch.cli.long_phases import LongPhases
 from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.variants import PLAIN, StepTime, Variant
 from launch.costs.turns import Record, timed_turns
-from launch.timing import interval
+from launch.timing import describe_interval, interval, show_interval
+from specjax.one_line import one_line
 
 STAGES = ("data", "prepare", "generation", "reward", "logprob", "train")
 # (median, low, high)
@@ -60,6 +61,8 @@ class VariantReport:
     draft_lengths: tuple[int, ...]
     parting: FirstDifference | None
     turns: list[dict[str, float]]
+
+    __repr__ = one_line
 
 
 def step_speedup(generation_share: float, generation_speedup: float) -> float:
@@ -189,17 +192,15 @@ def print_stage_times(reports: Mapping[str, VariantReport], console: Console) ->
     """Print a table of stage times and of speed-ups, both measured and by Amdahl's law."""
     numbers = (*STAGES, "overall", "alpha", "generation x", "step x", "by Amdahl", "bound")
     columns = Column("draft length"), *(Column(name, justify="right", no_wrap=True) for name in numbers)
-    title = "median seconds per stage; speed-ups over autoregressive with 95% intervals"
+    intervals = describe_interval(len(reports[PLAIN].turns))
+    title = f"median seconds per stage; speed-ups over autoregressive{intervals}"
     table = Table(*columns, box=None, padding=(0, 0, 0, 2), title=title, title_justify="left")
     for name, report in reports.items():
         seconds = (_seconds(report.seconds[stage]) for stage in STAGES)
         speedups = ("-",) * 4
         if name != PLAIN:
             speedups = (
-                *(
-                    f"{x:.2f} [{low:.2f}, {high:.2f}]"
-                    for x, low, high in (report.generation_speedup, report.step_speedup)
-                ),
+                *(show_interval(ratio, ".2f") for ratio in (report.generation_speedup, report.step_speedup)),
                 *(f"{x:.2f}" for x in (report.amdahl, report.bound)),
             )
         table.add_row(name, *seconds, _seconds(report.step_s), f"{report.alpha:.2f}", *speedups)

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from launch.cli.errors import ConfigError
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
+from specjax.one_line import one_line
 from specjax.parallel.mesh import batch_shards
 from specjax.types import Prompts
 
@@ -40,6 +41,8 @@ class PromptTable:
     width: int
     dropped: int
     too_long: tuple[int, ...] = ()
+
+    __repr__ = one_line
 
     @classmethod
     def build(

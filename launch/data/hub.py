@@ -12,7 +12,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -167,11 +167,10 @@ def _shown(name: HubName, bars: list[Any]) -> Iterator[None]:
 
     if not console.is_terminal:
         threading.Thread(target=show, daemon=True).start()
-    # The library's threads would fetch all files before they let the process end. Only the main thread gets signals.
+    # The library's threads would fetch all files before they let the process end.
     ending = f"stopped fetching {name}; the files that are complete stay in the hub's cache"
-    in_main = threading.current_thread() is threading.main_thread()
     try:
-        with StopSignals(console.print, ending) if in_main else nullcontext():
+        with StopSignals(console.print, ending):
             yield
     finally:
         ended.set()

@@ -6,12 +6,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from launch.cli.errors import ConfigError
+from launch.cli.paths import CONFIG_FILE
 from models.files import write_atomically
 from specjax.options import show
+
+# A generator may never end.
+MOST_PROBLEMS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -34,18 +41,22 @@ class ProblemList:
         """
         if isinstance(problems, Mapping) or not hasattr(problems, "__iter__"):
             raise ConfigError(f"data = {show(problems)}: must be a path, a name on the hub, or a list of dicts")
-        lines = "".join(_line(number, problem) for number, problem in enumerate(problems))
+        lines = "".join(_line(number, problem) for number, problem in enumerate(islice(problems, MOST_PROBLEMS + 1)))
         if not lines:
             raise ConfigError("data = []: must hold at least one problem")
+        if lines.count("\n") > MOST_PROBLEMS:
+            raise ConfigError(
+                f"data = {type(problems).__name__}: must hold at most {MOST_PROBLEMS:,} problems; more go into a file"
+            )
         name = f"data-{hashlib.sha256(lines.encode()).hexdigest()[:12]}.jsonl"
         paths = [directory / name for directory in directories]
         return cls(lines, next((path for path in paths if path.exists()), paths[0]))
 
     @contextmanager
     def written(self) -> Iterator[None]:
-        """Write the file. If the block refuses anything, remove it, unless it was there before.
+        """Write the file. If the block raises before a run has recorded that it reads the file, remove it.
 
-        A refusal names problems by their place in the list.
+        A file that was there before stays. A refusal names problems by their place in the list.
         """
         made = [path for path in (self.path, *self.path.parents) if not path.exists()]
         try:
@@ -55,11 +66,19 @@ class ProblemList:
             raise ConfigError(f"out = {self.path.parent}: cannot be written: {error.strerror}") from None
         try:
             yield
-        except ConfigError as error:
-            for path in made:
+        except BaseException as error:
+            for path in made if not self._is_read() else ():
                 with suppress(OSError):  # a directory that is in use, or gone
                     path.unlink() if path == self.path else path.rmdir()
-            raise ConfigError(*map(self._by_place, error.args)) from None
+            if isinstance(error, ConfigError):
+                raise ConfigError(*map(self._by_place, error.args)) from None
+            raise
+
+    def _is_read(self) -> bool:
+        """Return whether a run has recorded the file: one beside it, or in a directory beside it."""
+        directory = self.path.parent
+        configs = [directory / CONFIG_FILE, *directory.glob(f"*/{CONFIG_FILE}")]
+        return any(self.path.name in path.read_text(errors="replace") for path in configs if path.is_file())
 
     def _by_place(self, message: str) -> str:
         """Return a message about lines of the file as one about problems of the list."""
@@ -72,6 +91,15 @@ def _line(number: int, problem: Any) -> str:
     if not isinstance(problem, Mapping):
         raise ConfigError(f"data[{number}] = {show(problem)}: must be a dict with a prompt and an answer")
     try:
-        return json.dumps(dict(problem), ensure_ascii=False) + "\n"
+        line = json.dumps(dict(problem), ensure_ascii=False, default=_plain) + "\n"
+        line.encode()
+        return line
     except (TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"data[{number}]: {error}; must hold text, numbers, lists and dicts") from None
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers and arrays of numpy as those of Python."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is no JSON value")

@@ -4,6 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from launch.evaluation.sampler import Sampler
 from launch.evaluation.streaming import stream_rounds
 from launch.setup.experiment import Experiment
 from launch.setup.memory import check_rollout
+from specjax.keys import SeedStep
 from specjax.parallel import processes
 from specjax.parallel.mesh import batch_shards
 from specjax.rollout.plan import RolloutConfig
@@ -50,13 +52,8 @@ def answer_prompt(
 
     Raises ConfigError if the prompt is empty or too long.
     """
-    config = experiment.config
-    table = experiment.encode_prompts([Problem(prompt=prompt, answer="")])
-    if table.dropped:
-        raise ConfigError(f"prompt: must have 1 .. {table.max_length} tokens (data.max_prompt_tokens)")
-    sampler, shards = Sampler(experiment, experiment.networks.drafter, samples, step=0), batch_shards(experiment.mesh)
-    check_rollout(experiment, sampler.rollout, (shards, table.width), {"samples": samples})
-    (prompts,) = fixed_batches(table, shards)
+    config, sampler = experiment.config, Sampler(experiment, experiment.networks.drafter, samples, step=0)
+    prompts = _asked(experiment, sampler, prompt, samples)
     if samples == 1 and config.rollout.function is None:
         return _stream(experiment, params, prompts, sampler, show)
     with Progress("generation", samples, "answers", quiet=True) as progress:
@@ -70,6 +67,46 @@ def answer_prompt(
     cut = samples - int(np.sum(stopped[:samples]))
     ending = _ending(config.rollout, f"{cut} of {samples} answers " if cut else None)
     return _summary(float(metrics["rollout/tokens"]), seconds, float(metrics["rollout/acceptance_length"]), ending)
+
+
+class Answers:
+    """Answers of an experiment's networks to one prompt at a time. Keeps its compiled programs.
+
+    Prompts are padded, and numbers of samples rounded up, to powers of two, so that few programs compile.
+    """
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment, self._samplers = experiment, dict[int, Sampler]()
+
+    def __call__(self, prompt: Prompt, samples: int, noise: SeedStep) -> list[str]:
+        """Return `samples` answers. They depend only on the prompt and the noise, and not on how many are asked for.
+
+        Raises ConfigError if the prompt is empty or too long, or the devices cannot hold so many samples.
+        """
+        experiment, rows = self._experiment, 1 << (samples - 1).bit_length()
+        if rows not in self._samplers:
+            self._samplers[rows] = Sampler(experiment, experiment.networks.drafter, rows)
+        sampler = self._samplers[rows]
+        prompts = _asked(experiment, sampler, prompt, samples)
+        rollout, _ = sampler.generate(experiment.networks.params, prompts, noise)
+        tokens, lengths = processes.fetch((rollout.tokens, rollout.lengths))
+        pairs = zip(tokens[:samples].tolist(), lengths[:samples].tolist(), strict=True)
+        return [experiment.tokenizer.decode(row[:length]) for row, length in pairs]
+
+
+def _asked(experiment: Experiment, sampler: Sampler, prompt: Prompt, samples: int) -> Prompts:
+    """Return the prompt, padded to a power of two, or to data.max_prompt_tokens, with filler for other data shards.
+
+    Raises ConfigError as `answer_prompt`.
+    """
+    table = experiment.encode_prompts([Problem(prompt=prompt, answer="")])
+    if table.dropped:
+        raise ConfigError(f"prompt: must have 1 .. {table.max_length} tokens (data.max_prompt_tokens)")
+    table = replace(table, width=min(1 << (table.width - 1).bit_length(), table.max_length))
+    shards = batch_shards(experiment.mesh)
+    check_rollout(experiment, sampler.rollout, (shards, table.width), {"samples": samples})
+    (prompts,) = fixed_batches(table, shards)
+    return prompts
 
 
 def _stream(

@@ -15,7 +15,7 @@ from launch.data.batches import prompts_per_batch
 from launch.setup.experiment import Experiment
 from specjax.cost import Drafting, choose
 from specjax.drafters import Drafter, NoDrafter
-from specjax.keys import seed_step
+from specjax.keys import SeedStep, seed_step
 from specjax.parallel import processes
 from specjax.rewards import RewardFn, compiled_reward
 from specjax.rollout.generate import make_generate, place
@@ -54,7 +54,7 @@ class Sampled(NamedTuple):
 class Sampler:
     """Callable that samples and scores completions: (params, jitted reward, prompts) -> Sampled.
 
-    Every call uses the same noise, keyed by (the run's seed, `step`).
+    Every call uses the same noise, keyed by (the run's seed, `step`), unless another is given.
 
     Attributes:
         draft_length: draft length of every round.
@@ -79,11 +79,11 @@ class Sampler:
         """Start to compile the rollout of such prompts, as `Program.start_compiling`."""
         self._generate.start_compiling(self._read(params), prompts)
 
-    def generate(self, params: Params, prompts: Prompts) -> tuple[Rollout, float]:
+    def generate(self, params: Params, prompts: Prompts, noise: SeedStep | None = None) -> tuple[Rollout, float]:
         """Return the rollout and its seconds, without compilation."""
         self._compile_clock.lap()
         start = time.perf_counter()
-        rollout = jax.block_until_ready(self._generate(self._read(params), prompts, self.noise))
+        rollout = jax.block_until_ready(self._generate(self._read(params), prompts, noise or self.noise))
         seconds = time.perf_counter() - start - self._compile_clock.lap()
         return with_defaults(rollout, self.rollout), seconds
 

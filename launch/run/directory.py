@@ -31,6 +31,8 @@ FREE_ON_RESUME = (
     # rollout.stop_tokens and rollout.stop_strings hold all there are, and the checkpoint a checksum of the prompts.
     *("rollout.replace_stop_tokens", "data.chat_template_time", "data.held_out_count"),
 )
+# Options that building networks and tokenizer may change.
+RESOLVED = ("rollout.stop_tokens", "rollout.stop_strings", "draft_training")
 # With automatic draft lengths these stay fixed too: costs were measured on this mesh, at these probes.
 FREE_WHILE_CHOOSING = tuple(name for name in FREE_ON_RESUME if name not in ("mesh", "probe_every"))
 
@@ -81,6 +83,15 @@ def _check_files(directory: Path) -> None:
 def can_resume(config: RunConfig, directory: Path) -> bool:
     """Return whether a run resumes from a checkpoint. One that ended before its first one starts from scratch."""
     return config.resume and bool(processes.agree(saved_steps(directory / CHECKPOINTS)))
+
+
+def check_resumable(directory: Path, config: RunConfig) -> None:
+    """Raise ConfigError, with a line for each option that must be that of the run to resume, before anything is loaded.
+
+    Options that follow from tokenizer and networks are compared by `record_config`.
+    """
+    if config.resume:
+        processes.on_primary(lambda: _check_unchanged(directory / CONFIG_FILE, config, later=RESOLVED))
 
 
 def record_config(directory: Path, config: RunConfig, report: Callable[[str], None] = print) -> None:
@@ -158,17 +169,27 @@ def _newest(name: str) -> Path:
     return numbered[max(numbered)]
 
 
-def _check_unchanged(path: Path, config: RunConfig, report: Callable[[str], None]) -> None:
-    """Raise ConfigError for options that must not change. Report a reward whose code is another one."""
+def _check_unchanged(
+    path: Path, config: RunConfig, report: Callable[[str], None] | None = None, later: tuple[str, ...] = ()
+) -> None:
+    """Raise ConfigError for options that differ from the run's. Report a reward whose code is another one.
+
+    later: options that are not compared.
+    """
     free = FREE_WHILE_CHOOSING if config.rollout.draft_lengths else FREE_ON_RESUME
     if config.rollout.carry_over is not None:
         # Unfinished sequences stay on their data shard, which has room only for its own.
         free = tuple(name for name in free if name != "mesh")
-    for name, now, was in differences(config, read_recorded(path, "resume")):
-        if name == "reward.code" and None not in (was, now):
+    changed = [*differences(config, read_recorded(path, "resume"))]
+    for name, now, was in changed:
+        if name == "reward.code" and report is not None and None not in (was, now):
             scorers = ", ".join(config.reward.names)
             report(f"reward = {scorers}: has other code than in the steps so far; the new one scores later steps")
-        if not {name, name.partition(".")[0]} & set(free):
-            raise ConfigError(
-                f"{name} = {now}: the run to resume has {was} ({path}); only {', '.join(free)} may change"
-            )
+    refused = [
+        f"{name} = {now}: the run to resume has {was} ({path})"
+        for name, now, was in changed
+        if not {name, name.partition(".")[0]} & {*free, *later}
+    ]
+    if refused:
+        refused[-1] += f"; only {', '.join(free)} may change"
+        raise ConfigError(*refused)

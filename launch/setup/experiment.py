@@ -3,12 +3,13 @@
 import math
 import re
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
@@ -30,6 +31,7 @@ from specjax.carry_over.groups import nothing_carried
 from specjax.carry_over.rollout import carry_over, carry_over_fn
 from specjax.drafters import EitherDrafter, NoDrafter
 from specjax.keys import SeedStep
+from specjax.one_line import one_line
 from specjax.options import nearest_divisors, nearest_multiples
 from specjax.parallel.mesh import batch_shards, disjoint_mesh, make_mesh
 from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
@@ -40,7 +42,7 @@ from specjax.train.loss import LossFn, policy_loss
 from specjax.types import Params, Prompts, Rollout
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Experiment:
     """A run's mesh, networks, problems and functions.
 
@@ -64,6 +66,8 @@ class Experiment:
     rollout_fn: RolloutFn = speculative_rollout
     loss_fn: LossFn = policy_loss
 
+    __repr__ = one_line
+
     @cached_property
     def train_prompts(self) -> PromptTable:
         """Training prompts as token ids."""
@@ -82,6 +86,11 @@ class Experiment:
     def prompt_width(self) -> int:
         """Tokens to which the prompts of a step are padded; data.max_prompt_tokens if problems are not read."""
         return self.train_prompts.width
+
+    def with_params(self, params: Params) -> "Experiment":
+        """Return the experiment with other parameters of its networks: the trained ones, or those of a checkpoint."""
+        draft = replace(self.networks.draft, params=params.draft)
+        return replace(self, networks=replace(self.networks, params=params, draft=draft))
 
     def without_draft(self, *, keeps_lookup: bool = False) -> "Experiment":
         """Return the experiment with plain decoding, or with the lookup beside the draft."""
@@ -132,7 +141,8 @@ class Experiment:
         mesh: devices that generate it: `rollout_mesh` in training steps, otherwise `mesh`.
         training: it is the rollout of a training step; no other carries sequences over.
 
-        Raises ConfigError if the rollout function raises, or if its tokens or lengths have wrong shapes.
+        Raises ConfigError if the rollout function raises or calls the host, or if its tokens or lengths have wrong
+        shapes.
         """
         width, networks = self.prompt_width, self.networks
         policy, drafter, params = networks.policy, networks.drafter, networks.params
@@ -153,7 +163,7 @@ class Experiment:
         try:
             with refusing, jax.set_mesh(mesh):
                 args = replace(params, memory=()), self.abstract_prompts(prompts), (step, step), draft_length_indices
-                rollout = jax.eval_shape(run, *args)
+                jaxpr, rollout = jax.make_jaxpr(run, return_shape=True)(*args)
                 if not isinstance(rollout, Rollout):
                     raise TypeError(f"returned {type(rollout).__name__}")
         except (TypeError, ValueError) as error:
@@ -162,10 +172,24 @@ class Experiment:
                 # Messages name the axes of every mesh as options of `mesh`.
                 reason = re.sub(r"(?<![\w.])mesh\.", "asynchronous.rollout_mesh.", reason)
             raise ConfigError(reason) from error
+        if (call := next(host_calls(jaxpr.jaxpr), None)) is not None:
+            raise ConfigError(
+                f"rollout.function = {name}: calls the host by {call}; must not, because a data shard generates within "
+                "one program: tools between turns are not supported"
+            )
         actual, expected = (rollout.tokens.shape, rollout.lengths.shape), ((rows, config.max_new_tokens), (rows,))
         if actual != expected:
             raise ConfigError(f"rollout.function = {name}: tokens and lengths have shapes {actual}, must be {expected}")
         return rollout
+
+
+def host_calls(jaxpr: jax.extend.core.Jaxpr) -> Iterator[str]:
+    """Yield the name of each operation that calls the host, in inner programs too."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name.endswith(("callback", "debug_print")):
+            yield equation.primitive.name
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from host_calls(inner)
 
 
 def build_experiment(

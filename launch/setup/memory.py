@@ -27,7 +27,7 @@ from specjax.types import Params, TrainState
 def check_rollout(
     experiment: Experiment, rollout: RolloutConfig, prompts: tuple[int, int], rows: Mapping[str, int]
 ) -> None:
-    """Raise ConfigError if the devices cannot hold a rollout.
+    """Raise ConfigError if the devices cannot hold a rollout, or if one's own rollout function cannot be traced.
 
     prompts: number of prompts, and the tokens to which they are padded.
     rows: the options that set the number of sequences, and their values.
@@ -35,6 +35,8 @@ def check_rollout(
     with as_config_error():
         parts = [*_parameters(experiment), *_rollout(experiment, rollout, prompts, rows, experiment.mesh)]
         check_memory(parts, experiment.mesh)
+    if experiment.config.rollout.function is not None:
+        experiment.trace_rollout(rollout, prompts[0], experiment.mesh)
 
 
 def check_training(experiment: Experiment) -> None:

@@ -20,11 +20,12 @@ from launch.setup.policy import build_policy
 from models.config import DecoderConfig
 from specjax.checkpoint_integrity import fingerprint
 from specjax.drafters import Drafter, NoDrafter
+from specjax.one_line import one_line
 from specjax.types import Params, Policy, PyTree
 from specjax.vocabulary import with_tokens
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Networks:
     """Policy and draft as functions, and their parameters on the mesh.
 
@@ -44,6 +45,8 @@ class Networks:
     params: Params
     draft: Draft = Draft(NoDrafter())
     base_hash: str | None = None
+
+    __repr__ = one_line
 
 
 def build_networks(

@@ -22,6 +22,7 @@ from launch.data.tokenizers import (
     token_id,
 )
 from specjax.options import show
+from specjax.one_line import one_line
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ class Problems(NamedTuple):
 
     train: list[Problem]
     held_out: list[Problem]
+
+    __repr__ = one_line
 
 
 def check_sources(config: RunConfig) -> None:

@@ -17,6 +17,7 @@ from specjax.drafters.base import Anchors, DraftLoss, Proposal, at_anchors
 from specjax.drafters.distillation import Objective, PassDecay, acceptance, binary_cross_entropy, divergence
 from specjax.drafters.head import FeatureDrafter, HeadState
 from specjax.log_probs import laws
+from specjax.one_line import one_line
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
 from specjax.types import Cache, EightBit, Params, PolicyOutput, Prompts
 
@@ -74,6 +75,8 @@ class BlockDrafter(FeatureDrafter):
     target_ids: np.ndarray | None = None
     decay: PassDecay = 0.8
     objective: Objective = "cross_entropy"
+
+    __repr__ = one_line
 
     @property
     def stride(self) -> int:

@@ -105,6 +105,32 @@ def test_row_54_an_unknown_option_names_all_it_may_mean(words: str, message: str
     assert_refused(str(error.value), f"...{message}")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--draft.kind dspark --draft.unroll 7", "draft.unroll = 7: has no effect with draft.kind = dspark\n"),
+        ("--hosts.coordinator a:1", "hosts.coordinator = a:1: has no effect with hosts.count = 1\n"),
+        (
+            "--draft.kind none --draft-optimizer.learning-rate 1",
+            "draft_optimizer.learning_rate = 1.0: has no effect with ",
+        ),
+        ("--warmup.steps 0 --warmup.batch-size 3", "warmup.batch_size = 3: has no effect with warmup.steps = 0\n"),
+        ("--draft.unroll 7 --warmup.steps 0 --seed 3", ""),
+    ],
+)
+def test_row_91_an_option_without_effect_is_said(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parse_run(["tiny", *words.split()], "python -m launch.train", "Train.", TRAIN)
+    out = capsys.readouterr().out
+    assert out.startswith(said) and out.count("\n") == bool(said)
+
+
+@pytest.mark.parametrize("name", ["tool", "tools", "turns", "host", "device", "dropout", "server", "save", "foo"])
+def test_row_98_no_guess_is_better_than_a_silly_one(name: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_run(["tiny", f"--{name}", "x"], "python -m launch.train", "Train.", TRAIN)
+    assert "mean" not in str(error.value)
+
+
 def test_row_54_each_unknown_option_has_a_line_and_another_programs_option_is_named() -> None:
     with pytest.raises(ConfigError) as error:
         parse_run(["tiny", "--lr", "-1", "--zzz", "--beta=0"], "python -m launch.train", "Train.", TRAIN)

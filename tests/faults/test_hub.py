@@ -22,9 +22,9 @@ from tests.refusals import refuses
 MODEL = "org/model"
 FETCH = """
 from launch.cli.console import console
-from launch.cli.signals import StopSignals
+from launch.cli.signals import StopSignals, owning_process
 from launch.data.hub import checkpoint_directory
-with StopSignals(console.print):
+with owning_process(), StopSignals(console.print):
     checkpoint_directory("model.path", "org/model")
 """
 

@@ -1,9 +1,13 @@
 """Options that were accepted and do nothing, or ended in a traceback."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import launch.run.checks as checks
@@ -11,8 +15,11 @@ from configs.schema import AsynchronousConfig, DraftConfig, ModelConfig
 from configs.tiny import config as tiny
 from launch.cli.errors import ConfigError
 from launch.setup.experiment import Experiment, _check_experts, build_experiment
+from launch.setup.memory import check_rollout
 from models.files import read_json
 from specjax.parallel.mesh import MeshConfig
+from specjax.rollout.speculative import speculative_rollout
+from specjax.types import Rollout
 from tests.refusals import refuses
 
 MODEL = ModelConfig(architecture=replace(tiny.model.architecture, num_layers=1), dtype="float32")
@@ -72,6 +79,28 @@ def test_row_43_an_error_names_the_line_of_the_users_code(tmp_path: Path, monkey
     config = replace(CONFIG, rollout=replace(CONFIG.rollout, function="exiting:rollout"))
     with refuses("rollout.function = exiting:rollout: SystemExit: 3 (line 3 of ...return a Rollout", ConfigError):
         checks._check_training_rollout(build_experiment(config))
+
+
+def test_row_92_a_rollout_function_that_calls_the_host(experiment: Experiment) -> None:
+    config = replace(CONFIG, rollout=replace(CONFIG.rollout, function="tools:rollout"))
+
+    def with_tool(tool: Callable[[jax.Array], jax.Array]) -> Experiment:
+        def rollout_fn(policy: Any, drafter: Any, params: Any, prompts: Any, seed_step: Any, config: Any) -> Rollout:
+            rollout = speculative_rollout(policy, drafter, params, prompts, seed_step, config)
+            tokens, _ = jax.lax.scan(lambda tokens, _: (tool(tokens), None), rollout.tokens, None, length=2)
+            return replace(rollout, tokens=tokens)
+
+        return replace(experiment, config=config, rollout_fn=rollout_fn)
+
+    calls = with_tool(lambda tokens: jax.pure_callback(np.asarray, tokens, tokens))
+    prints = with_tool(lambda tokens: jax.debug.print("{}", tokens) or tokens)
+    refused = "rollout.function = tools:rollout: calls the host by "
+    for given, name in ((calls, "pure_callback"), (prints, "debug_print")):
+        with refuses(f"{refused}{name}; ...: tools between turns", ConfigError):
+            checks._check_training_rollout(given)
+    with refuses(refused, ConfigError):
+        check_rollout(calls, config.rollout, (2, 4), {})
+    checks._check_training_rollout(with_tool(jnp.copy))
 
 
 @pytest.mark.parametrize("text", ['{"a": 1, "a": 1}', '{"b": {"a": 1, "c": 2, "a": [3]}}', '{"b": [{"a": 0, "a": 1}]}'])

@@ -22,6 +22,7 @@ from launch.setup.drafts.eagle3 import Eagle3Draft
 from launch.setup.experiment import Experiment, build_experiment
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
 from models.checkpoints.made_for import MadeFor, state_made_for
+from models.config import block_feature_layers, eagle3_feature_layers
 from models.decoder import init_decoder
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.drafts.mtp import init_mtp, mtp_config
@@ -143,6 +144,15 @@ def test_row_109_a_fresh_draft_that_no_public_layout_holds_is_said_to_be_so(
     draft = run(shrunk | {"--draft.head.use-aux-hidden-state": "False", "--draft.head.qk-norm": "True"}).networks.draft
     assert isinstance(draft, FeatureDraft) and str(draft.only_ours()) in capsys.readouterr().out.splitlines()
     assert_refused(str(draft.only_ours()), "draft: only our own layout can hold it...qk_norm...use_aux_hidden_state")
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash"])
+def test_row_89_a_small_policy_has_layers_to_read(shrunk: Options, kind: str):
+    networks = run(shrunk | {"--draft.kind": kind, "--model.feature-layers": None}).networks
+    assert networks.decoder is not None and networks.decoder.feature_layers == (0, 1)
+    for count in range(1, 12):
+        for layers, most in ((eagle3_feature_layers(count), 3), (block_feature_layers(count), 5)):
+            assert layers == tuple(sorted(set(layers))) and len(layers) == min(count, most) and layers[-1] < count
 
 
 @pytest.mark.slow

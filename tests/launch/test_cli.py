@@ -91,7 +91,7 @@ def test_options_change_the_recipe():
         ("--stepz 3", "--stepz: ...--steps"),
         ("--draft-length 3", "--draft-length: ...--rollout.draft-length"),
         ("--zzz 3", "--zzz: "),
-        ("--frozen 1", "--frozen: ...mean --draft-training.mode or --lora.base-dtype?"),
+        ("--frozen 1", "--frozen: ...mean --draft-training.mode?"),
         ("--model.architecture.num-layers 3", "--model.architecture.num-layers: ...recipe"),
         ("more", "more: "),
         ("--steps", "argument --steps: "),

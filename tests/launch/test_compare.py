@@ -171,6 +171,8 @@ def test_the_closing_comparison_times_new_steps_at_the_runs_lengths(options: Opt
     report = compare_steps(experiment, reward, state, Console(file=said), NOT_KEPT)
     assert set(steps) == {4, 5} and set(report.draft_lengths) == {2} and len(report.turns) == 1
     assert ("automatic" in said.getvalue()) == bool(lengths)
+    # One step has no interval.
+    assert "95%" not in said.getvalue() and "[" not in said.getvalue()
 
 
 def test_every_variant_has_the_same_tokens(compared: Compared):

@@ -122,6 +122,12 @@ def test_the_start_states_the_adapters_and_their_rate():
             "lora.merged = True: must be False, or loss.importance_cap",
         ),
         ({"lora.rank_pattern": ((3, "layer_9.q"),)}, "lora.rank_pattern = 3 layer_9.q: no layer"),
+        ({"lora.rank": 9}, "lora.rank = 9: must be at most 8, the highest rank of its layers"),
+        ({"lora.rank": 2**31 - 1}, "lora.rank = 2147483647: must be at most 8"),
+        (
+            {"lora.rank_pattern": ((99, "layer_0.attention.q"),)},
+            "lora.rank_pattern = 99 layer_0.attention.q: ...most 8",
+        ),
     ],
 )
 def test_adapters_are_refused(changes: dict, message: str):
@@ -151,7 +157,7 @@ def test_a_base_in_8_bits_is_one_policy_in_rollout_and_training(tmp_path: Path):
 
 def test_a_run_in_python_saves_after_its_base_was_donated(trained: Trained, tmp_path: Path):
     directory, state, experiment = trained
-    TrainedRun(directory, experiment, state, None).save(tmp_path / "policy")
+    TrainedRun(directory, experiment.with_params(state.params), state, None).save(tmp_path / "policy")
     assert (tmp_path / "policy" / "model.safetensors").is_file()
 
 

@@ -7,6 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
+import launch.train
+from configs.override import override
 from configs.schema import CheckpointConfig, EvalConfig, RunConfig
 from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
@@ -180,3 +182,21 @@ def test_row_104_a_resumed_run_says_that_its_reward_has_other_code(
     assert [line for line in said if "reward" in line] == [
         "reward = exact: has other code than in the steps so far; the new one scores later steps"
     ]
+
+
+def test_row_90_what_the_config_tells_is_told_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch):
+    def build(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(launch.train, "build_experiment", build)
+    config = override(CONFIG, {"out": "x", "data.chat_template_time": "2026-01-01T00:00:00"})
+    save(start(config))
+    changed = {"resume": True, "steps": 20, "seed": 3, "lora.rank": 4, "draft.kind": "none"}
+    with pytest.raises(ConfigError) as error:
+        launch.train.run(override(config, changed))
+    names = [line.partition(" = ")[0] for line in error.value.args]
+    assert sorted(names) == ["draft.kind", "lora.rank", "seed"]
+    assert [" may change" in line for line in error.value.args] == [False, False, True]
+    # Building the networks decides over these.
+    with pytest.raises(AssertionError):
+        launch.train.run(override(config, {"resume": True, "draft_training.mode": "frozen"}))

@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ def test_the_first_signal_is_only_recorded(number: signal.Signals):
 
 BUSY = """
 import hashlib
-from launch.cli.signals import StopSignals
-with StopSignals(lambda said: print(said, flush=True)):
+from launch.cli.signals import StopSignals, owning_process
+with owning_process(), StopSignals(lambda said: print(said, flush=True)):
     print("begun", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # in which Python handles no signal
 """
@@ -74,6 +75,34 @@ def test_a_second_signal_ends_a_program_whose_reader_is_gone():
     finally:
         process.kill()
         process.wait()
+
+
+def test_row_107_two_interrupts_at_once_raise_in_a_callers_process():
+    said = list[str]()
+    with pytest.raises(KeyboardInterrupt), StopSignals(said.append) as signals:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Event().wait(20)
+    assert signals.received == signal.SIGINT and said[0].endswith("a second one raises KeyboardInterrupt")
+
+
+def test_row_107_an_interrupted_fetch_raises_in_a_callers_process():
+    with pytest.raises(KeyboardInterrupt), StopSignals(print, ending="stopped"):
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Event().wait(20)
+
+
+def test_row_85_a_thread_runs_without_handlers():
+    entered = list[object]()
+
+    def run() -> None:
+        with StopSignals(print) as signals:
+            entered.append(signals.received)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert entered == [None]
 
 
 def train(run: Path, options: Options, *flags: str) -> "subprocess.Popen[str]":

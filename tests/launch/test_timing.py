@@ -12,7 +12,7 @@ from benchmarks.bench.rollout_timer import RolloutTimer
 from benchmarks.bench.stubs import FreeDrafter
 from launch.cli.compilation import CompileClock
 from launch.costs.round_timer import RoundTimer, TimedRounds
-from launch.timing import geometric_mean, interleaved, interval, minus_startup
+from launch.timing import describe_interval, format_interval, geometric_mean, interleaved, interval, minus_startup
 from specjax.drafters import NoDrafter
 from specjax.keys import seed_step
 from specjax.rollout.generate import per_shard
@@ -53,6 +53,11 @@ def test_a_geometric_mean_counts_every_ratio_alike() -> None:
     center, low, high = interval([2.0, 0.5, 1.0, 1.0], center=geometric_mean)
     assert center == pytest.approx(1.0) and low < 1.0 < high
     assert interval([4.0, 1.0], center=geometric_mean) == pytest.approx((2.0, 1.0, 4.0))
+
+
+def test_row_111_one_value_has_no_interval() -> None:
+    assert [format_interval(values) for values in ([0.54], [0.5, 0.6])] == ["0.54", "0.55 [0.5, 0.6]"]
+    assert [describe_interval(count) for count in (1, 2, 6)] == ["", " with their range", " with 95% intervals"]
 
 
 @pytest.mark.parametrize("total, startup, left", [(5.0, 2.0, 3.0), (5.0, 5.0, 5.0), (5.0, 6.0, 5.0)])

@@ -1,13 +1,16 @@
 """Options of `launch.trainer.train`, without training."""
 
 import functools
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+import launch.data.problem_list as problem_list
 import launch.trainer
 from configs.override import override
 from configs.schema import RunConfig
@@ -134,6 +137,8 @@ IN_PYTHON = 'options={"data.prompt_field": "messages"} in Python'
         ([ROW, "1 + 1"], "data[1] = 1 + 1: must be a dict"),
         ([ROW, ROW | {"x": {1}}], "data[1]: ...set...; must hold text, numbers"),
         ([ROW, ROW | {"answer": ""}], "data[1]: field 'answer' must be text or a number"),
+        ([ROW, ROW | {"x": "\ud800"}], "data[1]: ...surrogates not allowed; must hold text, numbers"),
+        ([ROW, ROW | {"x": ["\udfff"]}], "data[1]: ...surrogates not allowed"),
         ([ROW], "data.held_out_count = "),
         (
             [{"messages": [{"role": "user", "content": "x"}], "answer": 1}],
@@ -150,6 +155,46 @@ def test_a_refused_list_names_its_row_and_leaves_nothing(
     with refuses(message, ConfigError):
         train("m", data, score, out=out)
     assert not [*tmp_path.iterdir()]
+
+
+def test_row_85_a_list_stays_only_if_a_run_recorded_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def fail(config: RunConfig, reward_of: object) -> Any:
+        if Path("runs/own_data").is_dir():
+            Path("runs/own_data/config.json").write_text(json.dumps({"data": {"train": config.data.train}}))
+        raise KeyError("x")
+
+    monkeypatch.setattr(launch.trainer, "run", fail)
+    with pytest.raises(KeyError):
+        train("m", [ROW], score)
+    assert not [*tmp_path.iterdir()]
+    Path("runs/own_data").mkdir(parents=True)
+    with pytest.raises(KeyError):
+        train("m", [ROW], score)
+    assert [*Path("runs").glob("data-*.jsonl")]
+
+
+def test_row_93_a_list_that_never_ends_is_refused(
+    configs: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(problem_list, "MOST_PROBLEMS", 1000)
+    with refuses("data = repeat: must hold at most 1,000 problems; ...a file", ConfigError):
+        train("m", itertools.repeat(ROW), score)
+    train("m", itertools.repeat(ROW, 1000), score)
+
+
+def test_row_93_numbers_of_numpy_are_numbers(
+    configs: list[RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    row = {"prompt": np.str_("x"), "answer": np.int64(3), "columns": [np.bool_(True), np.float32(0.5), np.arange(2)]}
+    train("m", [row], score, steps=np.int32(7), options={"lora.rank": np.int64(4), "lora.merged": np.bool_(True)})
+    (config,) = configs
+    written = json.loads(Path(str(config.data.train)).read_text())
+    assert written == {"prompt": "x", "answer": 3, "columns": [True, 0.5, [0, 1]]}
+    assert json.dumps([config.steps, config.lora.rank, config.lora.merged]) == "[7, 4, true]"
 
 
 def test_a_list_has_the_same_file_when_the_run_is_resumed(

@@ -190,7 +190,6 @@ REFUSED = [
     ({"num_key_value_heads": 5}, "num_kv_heads = 5: ...num_heads = 32"),
     ({"logit_scale": 0.5}, "logit_scale = 0.5: "),
     ({"sliding_windows": list(range(99))}, "sliding_windows = [0, 1, 2, "),
-    ({"num_hidden_layers": 4}, "num_layers = 4: ...feature_layers"),
 ]
 
 

@@ -22,6 +22,7 @@ from models.hf.eagle3_dialects import Dialect
 from models.hf.mtp_files import MTPHead
 from specjax.cost import DraftSheet
 from specjax.drafters import Drafter, HeadDrafter
+from specjax.one_line import one_line
 from specjax.types import Policy, PyTree
 
 # What a draft needs that is loaded correctly and still disagrees with the policy.
@@ -69,7 +70,7 @@ class PublicLayout(NamedTuple):
     policy: PyTree = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Draft:
     """A draft with its parameters, and facts about it that the programs need.
 
@@ -88,6 +89,8 @@ class Draft:
     kind: str = "none"
     read_from: str | None = None
     made_for: MadeFor | None = None
+
+    __repr__ = one_line
 
     # Usual reasons why a draft from a checkpoint is accepted far too rarely, for the text of the alarm.
     usual_causes: ClassVar[str] = "it was made for another policy, or its config.json is not that of its weights"
@@ -144,7 +147,7 @@ class Draft:
         save_named_draft(directory, self.kind, params)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class FeatureDraft(Draft, ABC):
     """A draft that reads features of the policy and has files of its own: an EAGLE-3 head or a block draft.
 

@@ -25,7 +25,7 @@ from specjax.cost import DraftSheet
 from specjax.types import PyTree
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class BlockDraft(FeatureDraft):
     """A block draft, which reads features of the policy."""
 

@@ -29,7 +29,7 @@ from specjax.types import PyTree
 ONLY_BLOCKS = ("block_size", "markov_rank")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Eagle3Draft(FeatureDraft):
     """An EAGLE-3 head, which reads features of the policy."""
 

@@ -16,7 +16,7 @@ from specjax.drafters import ModelDrafter
 from specjax.types import PyTree
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ModelDraft(Draft):
     """A small language model as the draft. decoder: config of this model."""
 

@@ -15,7 +15,7 @@ from specjax.cost import DraftSheet
 from specjax.types import PyTree
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class MTPDraft(Draft):
     """A multi-token-prediction (MTP) head: one more block after the policy's last. head: config of the head."""
 
