@@ -133,7 +133,7 @@ def first_step_check(experiment: Experiment, run: Path, warn: Callable[..., None
 
 
 class DraftSpeed:
-    """Observer of steps that prints the speed-up of generation over the last probes, with its interval.
+    """Observer of steps that prints the speed-up of generation over the last probes with its interval, if it has one.
 
     Warns, once until it is over, if a fixed draft length is slower than none: if the interval of at least
     `LEAST_PROBES` probes is below 1.
@@ -152,7 +152,7 @@ class DraftSpeed:
         slower = not self._rollout.draft_lengths and found[2] < 1 and probes >= LEAST_PROBES
         if slower and not self._slower:
             self._warn(step.number, SLOWER.line(measured=measured, draft_length=self._rollout.draft_length))
-        else:
+        elif probes > 1:
             console.print(f"  generation: {measured}")
         self._slower = slower
 
@@ -164,7 +164,7 @@ def format_speedup(speedup: float, low: float, high: float) -> str:
 
 def count_probes(count: int) -> str:
     """Return the last so many probes, in words."""
-    return f"the last {count} probes" if count > 1 else "the last probe"
+    return f"the last {count} probes" if count > 1 else "one probe"
 
 
 def explain_choice(phases: Sequence[Phase], draft_lengths: Sequence[int], drafting: Drafting) -> str:

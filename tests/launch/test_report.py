@@ -256,7 +256,7 @@ def test_row_88_without_the_times_of_each_start_the_report_says_what_is_summed(t
     # Several probes have an interval; one has none.
     assert ["1.00x [0.90, 1.10]", "generation speed-up, the last 2 probes"] in figures
     write_run(directory, 1, perf__speedup_vs_autoregressive=[0.9])
-    assert ["0.90x", "generation speed-up, the last probe"] in data_of(write_report(directory))["figures"]
+    assert ["0.90x", "generation speed-up, one probe"] in data_of(write_report(directory))["figures"]
 
 
 def test_row_97_charts_begin_at_the_first_step(tmp_path: Path):

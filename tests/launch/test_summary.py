@@ -31,7 +31,7 @@ def test_row_55_six_lines_say_what_the_run_is(experiment: Experiment):
     assert draft.startswith("draft: EAGLE-3 head, 856 parameters, untrained; every round drafts 2 tokens, most in")
     assert devices == "devices: 1 x cpu trains"
     assert step == "step: 2 prompts x 2 samples = 4 sequences of up to 10 + 7 tokens; 1 step; learning rate 1e-06"
-    assert memory.startswith("memory: about 1.5 GiB of this machine's ") and "WARNING" not in memory
+    assert memory.startswith("memory: about 2.5 GiB of this machine's ") and "WARNING" not in memory
 
 
 def test_row_105_a_machine_without_the_memory_of_a_run_is_warned_of(monkeypatch: pytest.MonkeyPatch):
@@ -46,7 +46,7 @@ def test_row_105_a_machine_without_the_memory_of_a_run_is_warned_of(monkeypatch:
         monkeypatch.setattr(memory_outlook, "host_memory", lambda present=present: present)
         line = describe_memory(whole)
         assert line.startswith(
-            f"memory: about 9.0 GiB of this machine's {present / 2**30:.1f} GiB (2.3 for a checkpoint"
+            f"memory: about 10.0 GiB of this machine's {present / 2**30:.1f} GiB (2.5 for the process"
         )
         assert ("WARNING: the system may kill the process" in line) is warns
     unsaved = replace(whole, config=override(whole.config, {"checkpoint.every": 0}))
