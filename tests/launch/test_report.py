@@ -260,7 +260,7 @@ def test_row_88_without_the_times_of_each_start_the_report_says_what_is_summed(t
 
 
 def test_row_97_charts_begin_at_the_first_step(tmp_path: Path):
-    """What was measured before it is a line of step 0."""
+    """An evaluation before it is a line of step 0."""
     directory = write_run(tmp_path, 12, reward__mean=[0.5] * 12, eval__accuracy=[None] * 12)
     lines = (directory / "metrics.jsonl").read_text()
     first = {"step": 0} | dict.fromkeys(STANDARD_METRICS) | {"eval/accuracy": 0.25}
