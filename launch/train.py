@@ -13,6 +13,7 @@ from launch.cli.errors import RunStopped
 from launch.cli.hosts import join_hosts
 from launch.cli.long_phases import UNFINISHED, LongPhases
 from launch.cli.options import parse_run, run_program, use_compile_cache
+from launch.cli.run_clock import run_part, timed_run
 from launch.cli.signals import StopSignals
 from launch.comparison.closing import compare_steps, without_moments
 from launch.costs.cost_table import COST_TABLE, CostTable, given_cells
@@ -74,7 +75,7 @@ def run(config: RunConfig, reward_of: Callable[[Sequence[Problem], Tokenizer], R
 
     Raises RunStopped if too many steps in a row skipped an update.
     """
-    with StopSignals(console.print) as signals, open_run(config) as directory, dropping_compilations():
+    with StopSignals(console.print) as signals, open_run(config) as directory, dropping_compilations(), timed_run():
         long_phases = LongPhases(directory / UNFINISHED, signals)
         config = with_commits(config, directory if config.resume else None, starts=True)
         if reward_of is None:
@@ -120,11 +121,13 @@ def train(
     checkpoints, (keep, best) = directory / CHECKPOINTS, (config.checkpoint.keep, config.checkpoint.best)
     with wandb_log(config, directory) as wandb, Checkpointer(checkpoints, keep, best, experiment.mesh) as saves:
         steps = make_steps(experiment, reward_fn)
-        resumed = resume_from(experiment, saves, pipeline, steps, costs) if continuing else None
+        with run_part("loading"):
+            resumed = resume_from(experiment, saves, pipeline, steps, costs) if continuing else None
         start = resumed or start_new(experiment, evaluate, steps, costs, long_phases)
         try:
             with open_logs(experiment, directory, start.step if continuing else None, signals, wandb) as logs:
                 report_start(experiment, logs, start, continuing, long_phases.found)
+                logs.cut.evaluated(start.step, evaluate.truncated)
                 loop = TrainingLoop(
                     experiment=experiment,
                     start=start,
@@ -136,12 +139,13 @@ def train(
                     logs=logs,
                     long_phases=long_phases,
                 )
-                state = loop.run()
-            if logs.skipped.reason is not None:
-                raise RunStopped(f"{logs.skipped.reason}; {describe_healthy(saves)}")
-            stopped = signals.received
-            if stopped is None:
-                state = record_results(experiment, reward_fn, start, state, evaluate, logs)
+                with run_part("steps"):
+                    state = loop.run()
+                if logs.skipped.reason is not None:
+                    raise RunStopped(f"{logs.skipped.reason}; {describe_healthy(saves)}")
+                stopped = signals.received
+                if stopped is None:
+                    state = record_results(experiment, reward_fn, start, state, evaluate, logs)
         finally:
             try_report(directory)
     return state, stopped
@@ -159,6 +163,7 @@ def record_results(
         after = logs.timer.logged.get("eval/accuracy")
         if after is None:
             after = evaluate(state)
+            logs.cut.evaluated(config.steps, evaluate.truncated)
         console.print(f"held-out accuracy: {start.accuracy_before:.1%} before RL, {after:.1%} after")
         logs.events.record_result(config.steps, accuracy_before=start.accuracy_before, accuracy_after=after)
     if config.speedup.steps:
@@ -171,7 +176,8 @@ def record_results(
             ends = {"": 0, "_low": 1, "_high": 2}
             return {f"{name}{end}": value[i] for name, value in measured.items() for end, i in ends.items()}
 
-        logs.events.record_result(config.steps, **processes.within(experiment.mesh, compare))
+        with run_part("comparison"):
+            logs.events.record_result(config.steps, **processes.within(experiment.mesh, compare))
     return state
 
 

@@ -40,11 +40,14 @@ class LogConfig(Options):
     """Records of a run besides its metrics.
 
     Attributes:
-        samples:       Completions written to samples.jsonl at the first, last and every evaluated step; 0: none.
+        samples:       Completions of a step to write to samples.jsonl; 0: none.
+        samples_every: Write those of every n-th step, beside the first, the last and those evaluated or saved; 0: only
+                       these.
         wandb_project: Weights & Biases project that also gets the metrics. None: local files only.
     """
 
     samples: NonNegative = 4
+    samples_every: NonNegative = 10
     wandb_project: str | None = None
 
 

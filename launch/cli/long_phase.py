@@ -2,7 +2,7 @@
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 
 import jax
@@ -62,14 +62,21 @@ class LongPhase(Progress):
             return checkpointer.restore(self._saved / part, item=abstract, restore_args=arguments)
 
     def finish(
-        self, state: Mapping[str, PyTree] | None = None, *, tokens: int = 0, note: str = "", save: bool = False
+        self,
+        state: Mapping[str, PyTree] | None = None,
+        *,
+        tokens: int = 0,
+        note: str = "",
+        program: Hashable = None,
+        save: bool = False,
     ) -> None:
         """Count a finished unit, and save the state if it is time. At a signal, save it and raise Stopped.
 
-        state: parts of the state; None for a phase that is not kept.
-        save:  save now, because other work comes before the next unit.
+        state:   parts of the state; None for a phase that is not kept.
+        program: as of `advance`.
+        save:    save now, because other work comes before the next unit.
         """
-        self.advance(1, tokens, note)
+        self.advance(1, tokens, note, program)
         signal = None if self._signals is None else self._signals.received
         save |= signal is not None or self.done >= self.total
         save |= processes.agree(time.monotonic() - self._saved_at > SAVE_EVERY_S)

@@ -2,12 +2,15 @@
 
 import threading
 import time
+from collections.abc import Hashable
+from contextlib import ExitStack
 from typing import Self
 
 from rich.console import Console
 from rich.status import Status
 
 from launch.cli.console import console
+from launch.cli.run_clock import run_part
 from launch.cli.silence import note_progress
 
 LOG_EVERY_S = 10.0
@@ -29,17 +32,22 @@ class Progress:
     ) -> None:
         self.name, self.total, self.unit, self.done = name, total, unit, done
         self._console, self._quiet = console, quiet
-        # Time, units and tokens after the first unit. The first one compiles, so its speed is not typical.
-        self._measured: tuple[float, int, int] | None = None
-        self._tokens, self._note = 0, ""
+        # Programs that have run, and the end of the last unit since the phase was entered.
+        self._programs, self._last_end = set[Hashable](), None
+        # Of the units that count for the speed.
+        self._seconds, self._units, self._tokens = 0.0, 0, 0
+        self._note = ""
         self._status: Status | None = None
         self._printed = 0.0
         # Units done in the last line of a log.
         self._logged = -1
         self._late: threading.Timer | None = None
+        self._part = ExitStack()
 
     def __enter__(self) -> Self:
-        self._measured, self._note = None, ""
+        self._last_end, self._note = None, ""
+        self._seconds, self._units, self._tokens = 0.0, 0, 0
+        self._part.enter_context(run_part(self.name))
         if self._console.is_terminal:
             self._status = self._console.status("")
             self._status.start()
@@ -54,6 +62,7 @@ class Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self._part.close()
         if self._status is not None:
             self._status.stop()
         short = self._late is not None and self._late.is_alive()
@@ -62,13 +71,22 @@ class Progress:
         if kind is None and not short and self._logged != self.done:
             self._console.print(self._line())
 
-    def advance(self, units: int = 1, tokens: int = 0, note: str = "") -> None:
-        """Count finished units and their tokens, generated or trained on. note: text at the end of the line."""
-        self.done, self._tokens, self._note = self.done + units, self._tokens + tokens, note
+    def advance(self, units: int = 1, tokens: int = 0, note: str = "", program: Hashable = None) -> None:
+        """Count finished units and their tokens, generated or trained on.
+
+        Speed and time left follow from runs of programs that ran before, so no compilation is in them.
+
+        note:    text at the end of the line.
+        program: what the units ran, if not every unit runs the same, as rows of another length do.
+        """
+        self.done, self._note = self.done + units, note
         note_progress(f"{self.name}: {self.done} of {self.total} {self.unit}")
         now = time.perf_counter()
-        if self._measured is None:
-            self._measured = now, self.done, self._tokens
+        if self._last_end is not None and program in self._programs:
+            self._seconds += now - self._last_end
+            self._units, self._tokens = self._units + units, self._tokens + tokens
+        self._programs.add(program)
+        self._last_end = now
         if self._status is not None or now - self._printed >= LOG_EVERY_S:
             self._show(self._line())
 
@@ -84,13 +102,11 @@ class Progress:
         parts = [f"{self.name}: {self.done} of {self.total} {self.unit}"]
         if self._note:
             parts.append(self._note)
-        if self._measured is not None:
-            start, done, tokens = self._measured
-            elapsed, units = time.perf_counter() - start, self.done - done
-            if elapsed > 0 and self._tokens > tokens:
-                parts.append(f"{(self._tokens - tokens) / elapsed:,.0f} tokens/s")
-            if units and self.done < self.total:
-                parts.append(f"{duration(elapsed / units * (self.total - self.done))} left")
+        if self._units and self._seconds > 0:
+            if self._tokens:
+                parts.append(f"{self._tokens / self._seconds:,.0f} tokens/s")
+            if self.done < self.total:
+                parts.append(f"{duration(self._seconds / self._units * (self.total - self.done))} left")
         return ", ".join(parts)
 
 

@@ -137,9 +137,9 @@ def compare_overlap(
         return steps + 1 + block * (2 * lag + 1 + BLOCK) + lag + 1
 
     with long_phases.phase("first steps ahead", len(names), "variants", kept=False) as phase:
-        for variant in lagging.values():
+        for name, variant in lagging.items():
             variant.time_block(first(0))
-            phase.finish()
+            phase.finish(program=name)
     timers = {(SYNCHRONOUS, name): partial(_time_synchronous, variants[name]) for name in names}
     timers |= {(f"lag {lag}", name): lagging[name].time_block for name in names}
     runs = {

@@ -119,7 +119,8 @@ def time_variants(
     finally:
         if reports:
             print_stage_times(reports, console)
-            print_first_differences(reports, console)
+            if drafts_keep_tokens(config):
+                print_first_differences(reports, console)
     return reports
 
 
@@ -228,13 +229,22 @@ def print_stage_times(reports: Mapping[str, VariantReport], console: Console) ->
     console.print(f"the stages sum to {min(sums):.1%} .. {max(sums):.1%} of the step, which is timed separately")
 
 
+def drafts_keep_tokens(config: RunConfig) -> bool:
+    """Return whether drafts must leave the very tokens unchanged, not only their distribution.
+
+    Greedy and coupled decoding do in float32. In bfloat16 rounding may decide between two tokens.
+    """
+    rollout = config.rollout
+    return config.model.dtype == "float32" and (rollout.verifier == "coupled" or rollout.law.temperature == 0)
+
+
 def print_first_differences(reports: Mapping[str, VariantReport], console: Console) -> None:
-    """Print each variant's first difference from the autoregressive tokens, or that there is none."""
+    """Print that all variants generated the same tokens, as they must, or each one's first difference."""
     differences = {name: report.parting for name, report in reports.items() if report.parting}
     if not differences:
         console.print(f"all variants generated the same {reports[PLAIN].tokens} tokens")
     for name, difference in differences.items():
-        console.print(f"draft length {name}: {difference}")
+        console.print(f"draft length {name} changed tokens: {difference}")
 
 
 def _seconds(value: float) -> str:

@@ -160,16 +160,16 @@ def make_variants(
     count = 1 + len(drafted) + (seconds is not None)
     with long_phases.phase("first steps", count, "variants", kept=False) as phase:
         variants[PLAIN].time_step(0)
-        phase.finish()
+        phase.finish(program=PLAIN)
         for name, chosen in drafted.items():
             variants[name] = Variant(experiment, step, draft_state, chosen, first)
             drafting = update_drafting(drafting, variants[name].time_step(0).rollout, None, lengths)
-            phase.finish()
+            phase.finish(program=name)
         if seconds is not None:
             draft_state = replace(draft_state, drafting=processes.place(drafting, NamedSharding(mesh, P())))
             variants[AUTOMATIC] = Variant(experiment, step, draft_state, choose(drafting, lengths).tolist(), first)
             variants[AUTOMATIC].time_step(0)
-            phase.finish()
+            phase.finish(program=AUTOMATIC)
     for name, variant in variants.items():
         if name != PLAIN:
             variant.start = holding(variant.start, experiment.config.draft_training)

@@ -79,6 +79,7 @@ class AnswerGenerator:
                         {"answers": vars(join_answers(self._parts)), "work": self.work.state},
                         tokens=generated,
                         note=f"acceptance length {verified / max(rounds, 1):.2f}",
+                        program=drafter.__class__,
                         save=(self._phase.done + 1) * per_batch >= until,
                     )
         return join_answers(self._parts).first(until)

@@ -82,7 +82,7 @@ class TeacherOutputCache:
         with self._long_phases.phase("features", len(parts), "batches", kept=False) as phase:
             for part, picks in zip(parts, padded, strict=True):
                 self._store(part, answers.lengths[part], self._teacher(self._weights, self._cut(answers, picks)))
-                phase.finish(tokens=int(answers.lengths[part].sum()))
+                phase.finish(tokens=int(answers.lengths[part].sum()), program=self._width(answers, picks))
 
     def batch(self, answers: Answers, picks: np.ndarray, stride: int = 1, number: int = 0) -> DistillBatch:
         """Return the rows `picks`, int [B], cut to the smallest width that fits, with anchors for pass `number`."""

@@ -193,7 +193,8 @@ class DraftTrainer:
                 self.work.tokens += tokens
                 note = f"loss {loss:.3f}, predicted acceptance {acceptance:.3f}"
                 state = {"trainer": self._state, "work": self.work.state}
-                self._phase.finish(state, tokens=tokens, note=note, save=number + 1 == until)
+                sizes = self._teacher.sizes(answers, picks)
+                self._phase.finish(state, tokens=tokens, note=note, program=sizes, save=number + 1 == until)
 
     def _start_compiling(self, answers: Answers, until: int) -> None:
         """Start to compile the step for the sizes of the batches of a pass, in the order in which they come."""

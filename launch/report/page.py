@@ -4,16 +4,15 @@ import importlib.resources
 import json
 import os
 from collections import Counter
-from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from configs.override import flat
 from launch.cli.console import console
+from launch.cli.run_clock import describe_seconds
 from launch.report.charts import length_bars, line_charts, metric_series, stage_bars
+from launch.report.figures import key_figures, number, run_times
 from launch.report.warnings import warnings
 from launch.run.history import matches_schema
 from launch.run.records import RunRecords, read_run
@@ -77,9 +76,10 @@ def report_data(run: RunRecords, directory: Path) -> dict[str, Any]:
     return {
         "name": run.name,
         "about": _about(run),
-        "figures": list(_key_figures(run)),
+        "figures": list(key_figures(run)),
         "warnings": warnings(run, directory),
-        "span": [int(step) for step in run.steps[[0, -1]]] if len(run.steps) else None,
+        # Charts of what was measured before the first step begin at step 0, the others at the first step.
+        "span": [int(max(run.steps[0], 1)), int(max(run.steps[-1], 1))] if len(run.steps) else None,
         "metrics": metrics,
         "sections": line_charts(metrics),
         "stages": stage_bars(run),
@@ -106,44 +106,11 @@ def _about(run: RunRecords) -> list[str]:
         lines.append(", ".join(f"{name} {version}" for name, version in first["versions"].items()))
     for _, summary in run.events_of("summary")[-1:]:
         lines += summary
+    if (times := run_times(run)) is not None:
+        lines.append(describe_seconds(times))
     if len(starts) > 1:
         lines.append("resumed after step " + ", ".join(str(step) for step, _ in starts[1:]))
     return lines
-
-
-def _key_figures(run: RunRecords) -> Iterator[tuple[str, str]]:
-    """Yield (value, label) of each key figure of the run, for the tiles at the top."""
-    yield str(run.steps[-1] if len(run.steps) else 0), f"of {run.config.get('steps')} steps done"
-    result = {name: value for _, values in run.events_of("result") for name, value in values.items()}
-    if {"accuracy_before", "accuracy_after"} <= result.keys():
-        yield f"{result['accuracy_after']:.1%}", f"held-out accuracy, {result['accuracy_before']:.1%} before RL"
-    elif len(held_out := run.measured("eval/accuracy")[1]):
-        yield f"{held_out[-1]:.1%}", "held-out accuracy, last"
-    for metric, label, show in (
-        ("reward/accuracy", "training accuracy", "{:.1%}".format),
-        ("reward/mean", "reward", number),
-        ("rollout/acceptance_length", "acceptance length", number),
-    ):
-        values = run.measured(metric)[1]
-        if len(values):
-            yield show(float(values[-max(len(values) // 10, 1) :].mean())), f"{label}, last tenth"
-    if "step_speedup" in result:
-        yield f"{result['generation_speedup']:.2f}x", "generation speed-up at the end"
-        yield f"{result['step_speedup']:.2f}x", "step speed-up while acceptance holds"
-    elif "speedup" in result:
-        yield f"{result['speedup']:.2f}x", "generation speed-up at the end"
-    elif len(speedups := run.measured("perf/speedup_vs_autoregressive")[1]):
-        yield f"{speedups[-1]:.2f}x", "generation speed-up, last probe"
-    exposed, steps = (run.metrics.get(name, np.zeros(0)) for name in ("time/training_mesh_idle", "time/step"))
-    if (both := np.isfinite(exposed) & (steps > 0) if len(exposed) else exposed).any():
-        yield f"{exposed[both].sum() / steps[both].sum():.1%}", "of the time of steps is exposed generation"
-    for metric, label, show in (
-        ("rollout/tokens", "tokens generated", number),
-        ("time/step", "total time of steps", duration),
-    ):
-        values = run.measured(metric)[1]
-        if len(values):
-            yield show(float(values.sum())), label
 
 
 def _samples(run: RunRecords) -> list[dict[str, Any]]:
@@ -180,21 +147,6 @@ def _completion(completion: dict[str, Any]) -> dict[str, Any]:
         "tail": pieces[-TAIL:] if hidden else [],
         "stopped": completion["stopped"],
     }
-
-
-def number(value: float) -> str:
-    """Return a value as text with about four digits: 16.4M."""
-    for unit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= 10 * unit:
-            return f"{value / unit:.4g}{suffix}"
-    return f"{value:.4g}"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds as text, in s, min or h."""
-    if seconds < 6000:
-        return f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 def _text(value: Any) -> str:

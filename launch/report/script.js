@@ -44,7 +44,8 @@ function chart({title, hint = "", series, span, x: labels, percent = false, zero
   if (reference !== null) levels.push(reference);
   const yTicks = ticks(Math.min(...levels), Math.max(...levels), 5), low = yTicks[0], high = yTicks.at(-1);
   const first = span[0], last = Math.max(span[1], first + 1);
-  let xTicks = ticks(first, last, 4).filter(value => value >= first && value <= last && Number.isInteger(value));
+  const fits = value => value - first > (last - first) / 10 && value <= last && Number.isInteger(value);
+  let xTicks = [first, ...ticks(first, last, 4).filter(fits)];
   if (xTicks.length < 2) xTicks = [first, last];
   labels ??= xTicks.map(value => [value, number(value, false, 7)]);
 
@@ -95,7 +96,8 @@ function chart({title, hint = "", series, span, x: labels, percent = false, zero
 function lineChart({dashed = [], ...options}, lines) {
   const series = lines.map(([metric, label], i) =>
     ({...data.metrics[metric], label, color: i % COLORS + 1, dashed: i >= COLORS || dashed.includes(label)}));
-  return chart({...options, series, span: data.span});
+  const first = Math.min(data.span[0], ...series.map(({line}) => line[0][0][0]));
+  return chart({...options, series, span: [first, data.span[1]]});
 }
 
 // Show the values at the step that is nearest to the pointer.

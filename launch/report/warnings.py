@@ -27,7 +27,7 @@ SECTIONS = {
     "checkpoint|resume|metrics of|is missing": "resume-refuses",
     "drafting (loses|turns|stays)": "speculation-is-slower-than-none",
     "draft|accept": "acceptance-falls",
-    "learn|advantage|reward|dropped": "nothing-is-learnt",
+    "learn|advantage|reward|dropped|cut by": "nothing-is-learnt",
 }
 GAPS = {"rollout/logprob_gap_mean": "on average", "rollout/sequence_logprob_gap_max": "over a sequence"}
 

@@ -11,7 +11,7 @@ from launch.cli.console import console, wide_console
 from launch.cli.progress import duration
 from launch.run.draft_monitor import acceptance_alarm, diagnose_command
 
-HEADER = "   reward  accuracy  acceptance length  tokens/s  s/step"
+HEADER = "   reward  accuracy  acceptance  tokens/s  s/step  length   cut  peak GiB"
 HEADER_EVERY = 20
 # The time left follows from the median of so many steps.
 TIMED = 32
@@ -38,13 +38,17 @@ class StepPrinter:
 
     directory: of the run, for the commands that alarms name.
     last:      last step of the run, shown after each step's number; None: neither that nor the time left.
+    rollout_function: the run's own, for the causes that alarms name.
     """
 
-    def __init__(self, every: int, directory: Path, last: int | None = None) -> None:
-        self._directory = directory
+    def __init__(
+        self, every: int, directory: Path, last: int | None = None, rollout_function: str | None = None
+    ) -> None:
+        self._directory, self._rollout_function = directory, rollout_function
         self._every, self._last, self._lines, self._alarms = every, last, 0, set[str]()
         self._steps: list[Values] = []
-        self._seconds: deque[float] = deque(maxlen=TIMED)
+        # The first step of the process is slower than later ones.
+        self._seconds, self._warm = deque[float](maxlen=TIMED), False
 
     def __call__(self, step: int, values: Values) -> None:
         if step == 0:
@@ -56,18 +60,20 @@ class StepPrinter:
             console.print(acceptance_alarm(step, measured, promised, command), style="bold red")
         if self._begins("rollout/logprob_alarm", values):
             gaps = values["rollout/logprob_gap_mean"], values["rollout/sequence_logprob_gap_max"]
-            console.print(logprob_alarm(step, *gaps), style="bold red")
+            console.print(logprob_alarm(step, *gaps, self._rollout_function), style="bold red")
         for name, network in (("update/skipped", "policy"), ("draft/skipped", "draft")):
             if values[name]:
                 console.print(f"ALARM at step {step}: {SKIPPED.format(network)}", style="bold red")
         self._steps.append(values)
+        if self._warm and values["time/step"] is not None:
+            self._seconds.append(values["time/step"])
+        self._warm = True
         special = values["eval/accuracy"], values["time/generation"], values["reward/failed"] or None
         if step % self._every and all(value is None for value in special):
             return
         width = 6 if self._last is None else max(6, 2 * len(str(self._last)) + 1)
         if self._lines % HEADER_EVERY == 0:
             console.print(f"{'step':>{width}}{HEADER}", style="bold")
-        self._seconds.extend(seconds for values in self._steps if (seconds := values["time/step"]) is not None)
         number, left = str(step), ""
         if self._last is not None:
             number = f"{step}/{self._last}"
@@ -84,16 +90,20 @@ class StepPrinter:
         return begins
 
 
-def logprob_alarm(step: int, gap: float | None, sequence_gap: float | None) -> str:
+def logprob_alarm(step: int, gap: float | None, sequence_gap: float | None, rollout_function: str | None) -> str:
     """Return the line of `rollout/logprob_alarm`.
 
     gap: mean over tokens. sequence_gap: the largest of a whole sequence. None if it is not finite.
+    rollout_function: of the user, which fills `Rollout.full`.
     """
+    own = ""
+    if rollout_function is not None:
+        own = f". If rollout.function = {rollout_function} is meant to fill `full` with others, set gap_alarm = None"
     return (
         f"ALARM at step {step}: the log-probs of rollout and training differ by {_show(gap, '.3f')} on average "
         f"over tokens and by up to {_show(sequence_gap, '.3f')} over a sequence. Training sees another distribution "
         "than the one that generated the samples: compute in float32, or look for a difference between the two "
-        "forward passes"
+        f"forward passes{own}"
     )
 
 
@@ -102,12 +112,17 @@ def _line(steps: Sequence[Values], left: str) -> str:
     reward, accuracy, acceptance = (
         _mean(steps, name) for name in ("reward/mean", "reward/accuracy", "rollout/acceptance_length")
     )
+    length, cut = _mean(steps, "rollout/length_mean"), _mean(steps, "rollout/truncated")
+    # Of the device, if it is counted, and of the process.
+    peaks = (steps[-1][name] for name in ("memory/peak_gib", "memory/host_peak_gib"))
+    memory = "/".join(f"{peak:.1f}" for peak in peaks if peak is not None) or "-"
     tokens, seconds = _mean(steps, "rollout/tokens"), _mean(steps, "time/step")
     # Tokens/s of the whole step, which every step measures; the table of a probe shows generation alone.
     speed = tokens / seconds if tokens is not None and seconds else None
     line = (
         f"  {_show(reward, '.3f'):>7}  {_show(accuracy, '.1%'):>8}"
-        f"  {_show(acceptance, '.2f'):>17}  {_show(speed, '.0f'):>8}  {_show(seconds, '.2f'):>6}{left}"
+        f"  {_show(acceptance, '.2f'):>10}  {_show(speed, '.0f'):>8}  {_show(seconds, '.2f'):>6}"
+        f"  {_show(length, '.0f'):>6}  {_show(cut, '.0%'):>4}  {memory:>8}{left}"
     )
     held_out, failed = steps[-1]["eval/accuracy"], sum(values["reward/failed"] or 0 for values in steps)
     if held_out is not None:

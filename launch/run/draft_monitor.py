@@ -14,6 +14,7 @@ from launch.cli.recipes import recipes
 from launch.run.step_timer import DispatchedStep
 from launch.setup.drafts.base import MORE_TRAINING, Draft
 from launch.setup.experiment import Experiment
+from launch.timing import interval
 from specjax.cost import Drafting, acceptance_length, batch_gain, choose, expected_speedup, rates
 from specjax.parallel import processes
 from specjax.rollout.plan import Phase, RolloutConfig
@@ -25,6 +26,8 @@ Log = Callable[[int, Mapping[str, Any]], dict[str, float | None]]
 LEAST_ACCEPTANCE = 0.2
 # Steps that draft training's share of the time is measured over.
 MOST_TIMED = 32
+# A speed-up is measured over the last probes, and so many of them must agree before a run warns of a loss.
+MOST_PROBES, LEAST_PROBES = 8, 3
 # Why drafting is off while only draft length 0 has a cost.
 NOT_MEASURED = "the costs of rounds are not measured yet, since at this acceptance drafts would not pay at any cost"
 # Steps between two lines that say that drafting stays off.
@@ -62,7 +65,7 @@ WRONGLY_LOADED = Alert(
     f"{{command}}; if nothing is off, the draft needs {MORE_TRAINING}",
 )
 SLOWER = Alert(
-    "  drafting loses: {speedup:.2f} times the speed of draft length 0",
+    "  drafting loses: {measured}",
     "low acceptance, or rounds that cost much more with a draft, as with many slots or a small policy",
     "rollout.draft_lengths = (0, {draft_length}) drafts only when that is faster",
 )
@@ -129,12 +132,39 @@ def first_step_check(experiment: Experiment, run: Path, warn: Callable[..., None
     return check
 
 
-def report_speedup(step: int, speedup: float, rollout: RolloutConfig, warn: Callable[[int, str], None]) -> None:
-    """Print the speed-up that a probe measured, or warn if a fixed draft length is slower than none."""
-    if rollout.draft_lengths:
-        console.print(f"  measured over all phases: {speedup:.2f} times the speed of draft length 0")
-    elif speedup < 1:
-        warn(step, SLOWER.line(speedup=speedup, draft_length=rollout.draft_length))
+class DraftSpeed:
+    """Observer of steps that prints the speed-up of generation over the last probes with its interval, if it has one.
+
+    Warns, once until it is over, if a fixed draft length is slower than none: if the interval of at least
+    `LEAST_PROBES` probes is below 1.
+    """
+
+    def __init__(self, rollout: RolloutConfig, warn: Callable[[int, str], None]) -> None:
+        self._rollout, self._warn, self._slower = rollout, warn, False
+        self._speedups: deque[float] = deque(maxlen=MOST_PROBES)
+
+    def __call__(self, step: DispatchedStep) -> None:
+        if (speedup := step.metrics.get("perf/speedup_vs_autoregressive")) is None:
+            return
+        self._speedups.append(float(speedup))
+        found, probes = interval(self._speedups), len(self._speedups)
+        measured = f"{format_speedup(*found)} the speed of draft length 0 in {count_probes(probes)}"
+        slower = not self._rollout.draft_lengths and found[2] < 1 and probes >= LEAST_PROBES
+        if slower and not self._slower:
+            self._warn(step.number, SLOWER.line(measured=measured, draft_length=self._rollout.draft_length))
+        elif probes > 1:
+            console.print(f"  generation: {measured}")
+        self._slower = slower
+
+
+def format_speedup(speedup: float, low: float, high: float) -> str:
+    """Return a speed-up with its interval, if there is one: "1.20x [1.10, 1.30]"."""
+    return f"{speedup:.2f}x [{low:.2f}, {high:.2f}]" if low < high else f"{speedup:.2f}x"
+
+
+def count_probes(count: int) -> str:
+    """Return the last so many probes, in words."""
+    return f"the last {count} probes" if count > 1 else "one probe"
 
 
 def explain_choice(phases: Sequence[Phase], draft_lengths: Sequence[int], drafting: Drafting) -> str:
@@ -177,13 +207,15 @@ class DraftSwitches:
         # All shards run at the same draft lengths.
         lengths_by_shard, drafting = processes.fetch((step.rollout.draft_length, step.drafting))
         lengths = lengths_by_shard[0].tolist()
+        # The first step of the process is slower than the others: nothing is estimated from it.
+        first = self._previous is None
         for phase, (previous, current) in enumerate(zip(self._previous or lengths, lengths, strict=True)):
             if (previous == 0) != (current == 0):
                 self._say(step.number, self._line(step.number, phase, previous, current, drafting))
                 self._said = step.number
         self._previous = lengths
         known = rates(drafting.acceptance)[0] > 0
-        if not any(lengths) and known and step.number >= self._said + SAY_EVERY:
+        if not any(lengths) and known and not first and step.number >= self._said + SAY_EVERY:
             self._say(step.number, self._stays_off(step, drafting))
             self._said = step.number
         if (speedup := step.metrics.get("perf/speedup_vs_autoregressive")) is not None:

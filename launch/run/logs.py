@@ -5,7 +5,7 @@ import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -16,14 +16,16 @@ import jax
 import numpy as np
 
 from launch.cli.console import console
+from launch.cli.run_clock import describe_seconds, run_seconds
 from launch.cli.signals import StopSignals
 from launch.data.prompts import prompt_text
 from launch.data.tokenizers import token_texts
 from launch.rewards.reward_fn import final_answers
-from launch.run.draft_monitor import DraftShare, DraftSwitches, first_step_check
+from launch.run.draft_monitor import DraftShare, DraftSpeed, DraftSwitches, first_step_check
 from launch.run.history import EVENTS_FILE, SAMPLES_FILE, cut_after, missing_history
+from launch.run.learning_checks import CutCompletions, LearningSignal
 from launch.run.metric_log import Log, MetricLog
-from launch.run.step_checks import LearningSignal, RouterLoad, SkippedUpdates, check_lag
+from launch.run.step_checks import RouterLoad, SkippedUpdates, check_lag
 from launch.run.step_timer import StepTimer
 from launch.run.summary import next_look
 from launch.setup.experiment import Experiment
@@ -34,7 +36,9 @@ PACKAGES = ("specjax", "jax", "flax", "optax", "numpy")
 
 
 class EventLog:
-    """Writes one line per event (`start`, `summary`, `warning`, `checkpoint` or `result`), with the last finished step.
+    """Writes one line per event, with the last finished step.
+
+    Events are `start`, `summary`, `warning`, `checkpoint`, `result` and `times`.
 
     step: the step after which the run starts or resumes. Lines of later steps are dropped.
     """
@@ -65,6 +69,11 @@ class EventLog:
         """Write results that were measured after the last step."""
         self._write(step, "result", values)
 
+    def record_times(self, step: int, seconds: Mapping[str, float]) -> None:
+        """Print and write the seconds of the parts of this process."""
+        console.print(describe_seconds(seconds))
+        self._write(step, "times", seconds)
+
     def _write(self, step: int, kind: str, value: Any) -> None:
         if processes.primary():
             with self._path.open("a", encoding="utf-8") as file:
@@ -85,9 +94,10 @@ class SampleLog:
         cut_after(self._path, -1 if resume_step is None else resume_step, report=console.print)
 
     def due(self, step: int, last: bool) -> bool:
-        """Return whether to log this step: the first, the last, and steps with an evaluation or a checkpoint."""
+        """Return whether to log this step: the first, the last, those evaluated or saved, and every n-th."""
         config = self._experiment.config
-        regular = any(every > 0 and step % every == 0 for every in (config.eval.every, config.checkpoint.every))
+        intervals = config.eval.every, config.checkpoint.every, config.log.samples_every
+        regular = any(every > 0 and step % every == 0 for every in intervals)
         return config.log.samples > 0 and (step == 1 or last or regular)
 
     def write(self, step: int, prompts: Prompts, rollout: Rollout) -> None:
@@ -160,6 +170,7 @@ class RunLogs:
         samples:   Log of sample completions.
         timer:     Times each step and logs its metrics.
         skipped:   Saves skipped batches; may end the run.
+        cut:       Warns of completions and evaluations that the budget cuts.
         signals:   Receives SIGTERM and SIGINT; may end the run.
     """
 
@@ -168,6 +179,7 @@ class RunLogs:
     samples: SampleLog
     timer: StepTimer
     skipped: SkippedUpdates
+    cut: CutCompletions
     signals: StopSignals
 
     @property
@@ -195,7 +207,9 @@ def open_logs(
 ) -> Iterator[RunLogs]:
     """Open the logs of a run that resumes after `resume_step`; None: a new run. Entries of later steps are dropped.
 
-    Missing entries of earlier steps are a warning. also: another log of metrics.
+    Missing entries of earlier steps are a warning. At the end the times of the run's parts are recorded.
+
+    also: another log of metrics.
     """
     config, last_step = experiment.config, resume_step or 0
     missing = missing_history(directory, last_step, config.log.samples > 0) if last_step else []
@@ -205,12 +219,20 @@ def open_logs(
     outlook = partial(next_look, experiment)
     switches = DraftSwitches(experiment.phases, config.rollout.draft_lengths, events.warn, outlook)
     checks = first_step_check(experiment, directory, events.warn), partial(check_lag, config.asynchronous.lag)
-    learning = LearningSignal(experiment.config, events.warn)
-    mixture = experiment.networks.policy.mixture
+    speed, learning = DraftSpeed(config.rollout, events.warn), LearningSignal(config, events.warn)
+    cut, mixture = CutCompletions(config, events.warn), experiment.networks.policy.mixture
     optional = () if mixture is None else (RouterLoad(mixture, events.warn),)
-    with MetricLog(directory, config.print_every, resume_step, also, events.warn, config.steps) as metrics:
-        timer = StepTimer(DraftShare(metrics.log), (*checks, switches, learning, *optional, skipped))
-        yield RunLogs(directory, events, SampleLog(directory, experiment, resume_step), timer, skipped, signals)
+    functions = also, events.warn
+    with MetricLog(
+        directory, config.print_every, resume_step, *functions, config.steps, config.rollout.function
+    ) as metrics:
+        timer = StepTimer(DraftShare(metrics.log), (*checks, switches, speed, learning, cut, *optional, skipped))
+        samples = SampleLog(directory, experiment, resume_step)
+        try:
+            yield RunLogs(directory, events, samples, timer, skipped, cut, signals)
+        finally:
+            if (seconds := run_seconds()) is not None:
+                events.record_times(metrics.last_logged or last_step, seconds)
 
 
 def _advantages(by_token: np.ndarray, completion: np.ndarray, rows: int) -> np.ndarray | None:

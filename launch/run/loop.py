@@ -11,10 +11,11 @@ from launch.cli.compilation import CompileClock
 from launch.cli.console import console
 from launch.cli.errors import RunStopped
 from launch.cli.long_phases import LongPhases
+from launch.cli.run_clock import run_part
 from launch.costs.cost_table import CostTable
 from launch.data.batches import PromptPipeline
 from launch.evaluation.sampler import Evaluate
-from launch.run.draft_monitor import explain_choice, report_speedup
+from launch.run.draft_monitor import explain_choice
 from launch.run.logs import RunLogs
 from launch.run.start import Start, Steps, checkpoint_extra, compile_step
 from launch.run.step_timer import DispatchedStep
@@ -23,7 +24,7 @@ from specjax.asynchronous.step import AsynchronousStep, MixedVersions
 from specjax.carry_over.groups import next_prompts
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes
-from specjax.parallel.memory import peak_gib
+from specjax.parallel.memory import host_gib, host_peak_gib, peak_gib
 from specjax.train.train_step import StepResult
 from specjax.types import Prompts, TrainState
 
@@ -106,7 +107,7 @@ class TrainingLoop:
         prompts = self.next_prompts(state)
         trained = state.ahead[0].prompts if state.ahead else prompts
         data_s = time.perf_counter() - start
-        probing, timed = self.is_probe(number), self.is_probe(number) or self.is_probe(number + 1)
+        timed = self.is_probe(number) or self.is_probe(number + 1)
         if timed:
             self.logs.timer.finish()
         state = self.update_costs(number, state)
@@ -124,10 +125,8 @@ class TrainingLoop:
             raise RunStopped(f"step {number}: {error}") from error
         if (compiling := self.clock.lap()) and not timed:
             console.print(f"the step is compiled, or read from the compile cache; waited {compiling:.1f} s for it")
-        if probing:
-            speedup = float(metrics["perf/speedup_vs_autoregressive"])
-            report_speedup(number, speedup, self.experiment.config.rollout, self.logs.events.warn)
         metrics = metrics | {"time/data": data_s, "memory/peak_gib": peak_gib(self.experiment.mesh)}
+        metrics |= {"memory/host_gib": host_gib(), "memory/host_peak_gib": host_peak_gib()}
         if timed:
             metrics["time/step"] += data_s
         began = min(start + compiling, time.perf_counter())
@@ -175,7 +174,9 @@ class TrainingLoop:
         """Log the accuracy on held-out prompts with the metrics of the step."""
         if is_due(number, self.experiment.config.eval.every):
             self.logs.timer.wait()
-            self.logs.timer.finish({"eval/accuracy": self.evaluate(state)})
+            accuracy, truncated = self.evaluate(state), self.evaluate.truncated
+            self.logs.timer.finish({"eval/accuracy": accuracy, "eval/truncated": truncated})
+            self.logs.cut.evaluated(number, truncated)
 
     def save_if_due(self, number: int, state: TrainState, last: bool) -> None:
         """Save a checkpoint every `checkpoint.every` steps and after the last one; never if it is 0."""
@@ -188,6 +189,10 @@ class TrainingLoop:
             self.save(number, state)
 
     def save(self, number: int, state: TrainState) -> None:
+        with run_part("saving"):
+            self._save(number, state)
+
+    def _save(self, number: int, state: TrainState) -> None:
         best = self.experiment.config.checkpoint.best
         score = None if best is None else processes.agree(self.logs.timer.logged.get(best))
         extra = checkpoint_extra(self.experiment, self.start, self.costs)
@@ -199,7 +204,8 @@ class TrainingLoop:
 
     def record_newest(self) -> None:
         """Wait for the save in progress, and log that it is complete. Then nothing from before it is needed."""
-        newest = self.saves.newest()
+        with run_part("saving"):
+            newest = self.saves.newest()
         if newest is None:
             return
         self.long_phases.remove()

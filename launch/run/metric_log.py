@@ -35,10 +35,12 @@ FAILURES = (Exception, SystemExit)
 
 # Every line of metrics.jsonl has these metrics; null if a step did not measure one. Other metrics follow them.
 STANDARD_METRICS = (
-    *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "reward/overlong", "eval/accuracy"),
+    *("reward/mean", "reward/std", "reward/accuracy", "reward/failed", "reward/overlong"),
+    *("eval/accuracy", "eval/truncated"),
     *("loss/policy", "loss/draft", "loss/clip_fraction", "ratio/mean", "ratio/max", "kl/reference", "entropy"),
     *("grad_norm/policy", "grad_norm/draft", "update/skipped", "update/empty", "draft/skipped", "draft/trained"),
-    *("learning_rate/policy", "learning_rate/draft", "memory/peak_gib"),
+    *("learning_rate/policy", "learning_rate/draft"),
+    *("memory/peak_gib", "memory/host_gib", "memory/host_peak_gib"),
     *("groups/zero_variance", "groups/sequences_trained", "groups/sequences_with_advantage"),
     *("rollout/tokens", "rollout/rounds", "rollout/length_mean", "rollout/length_max", "rollout/truncated"),
     *("rollout/empty", "rollout/draft_length", "rollout/acceptance_length"),
@@ -59,6 +61,8 @@ class MetricLog:
     also:        another log, called with a step and the values that it measured. It may fail, as may TensorBoard's.
     warn:        called at the first failure of each of them.
     last_step:   last step of the run; shown with the time left.
+    rollout_function: the run's own; alarms name it.
+    last_logged: the last step of the file, None if it has none.
     """
 
     def __init__(
@@ -69,14 +73,15 @@ class MetricLog:
         also: Log | None = None,
         warn: Warn = lambda step, text: console.print(text),
         last_step: int | None = None,
+        rollout_function: str | None = None,
     ) -> None:
         path = directory / METRICS_FILE
-        self._last = cut_after(path, -1 if resume_step is None else resume_step, report=console.print)
+        self.last_logged = cut_after(path, -1 if resume_step is None else resume_step, report=console.print)
         self._file = (path if processes.primary() else Path(os.devnull)).open("a", encoding="utf-8")
         self._events = EventFile(directory, 0 if resume_step is None else resume_step + 1)
         self._others = [_forgiving("TensorBoard", self._events.log, warn)] if processes.primary() else []
         self._others += [] if also is None else [_forgiving("Weights & Biases", also, warn)]
-        self._print = StepPrinter(print_every, directory, last_step)
+        self._print = StepPrinter(print_every, directory, last_step, rollout_function)
 
     def __enter__(self) -> "MetricLog":
         return self
@@ -92,11 +97,11 @@ class MetricLog:
         Values that are not finite become null, because JSON has no such numbers. Raises ValueError for a value that is
         not a scalar, and for a step that is not after the last one.
         """
-        if self._last is not None and step <= self._last:
-            raise ValueError(f"step = {step}: must be after {self._last}, the last logged step")
+        if self.last_logged is not None and step <= self.last_logged:
+            raise ValueError(f"step = {step}: must be after {self.last_logged}, the last logged step")
         fetched = processes.fetch(dict(metrics))
         values = dict.fromkeys(STANDARD_METRICS) | {name: _number(name, value) for name, value in fetched.items()}
-        self._last = step
+        self.last_logged = step
         self._file.write(json.dumps({"step": step} | values) + "\n")
         self._file.flush()
         measured = {name: value for name, value in values.items() if value is not None}

@@ -33,6 +33,7 @@ EVENT = {
     "summary": [str],
     "warning": str,
     "result": {str: int | float},
+    "times": {str: int | float},
 }
 
 

@@ -6,6 +6,7 @@ import jax
 
 from launch.cli.progress import duration
 from launch.distillation.trainer import PASSES
+from launch.run.memory_outlook import describe_memory
 from launch.setup.experiment import Experiment
 from specjax.types import PyTree
 
@@ -20,7 +21,7 @@ DRAFTS = {
 
 
 def summarize(experiment: Experiment, continuing: bool) -> list[str]:
-    """Return a line each about the model, the data, the draft, the devices and a step.
+    """Return a line each about the model, the data, the draft, the devices, a step and its memory.
 
     continuing: the run continues from a checkpoint, with the networks that it has trained.
     """
@@ -40,6 +41,7 @@ def summarize(experiment: Experiment, continuing: bool) -> list[str]:
         f"step: {data.prompts} prompts x {rollout.group_size} samples = {experiment.sequences} sequences of up to "
         f"{experiment.prompt_width} + {rollout.max_new_tokens} tokens; {config.steps} step{'s' * (config.steps != 1)}; "
         f"learning rate {config.policy_optimizer.learning_rate:g}" + " of the adapters" * config.lora.enabled,
+        describe_memory(experiment),
     ]
 
 

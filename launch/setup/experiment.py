@@ -215,14 +215,14 @@ def build_experiment(
     mesh, rollout_mesh = meshes
     with long_phases.phase("loading", 3, "parts", kept=False, quiet=True) as phase:
         tokenizer = build_tokenizer(config)
-        phase.finish(note="tokenizer loaded")
+        phase.finish(note="tokenizer loaded", program="tokenizer")
         config = _with_stops(config, tokenizer)
         needs_problems = training or config.draft.vocab_size is not None or config.draft.kind not in BUILDERS
         problems = build_problems(config) if needs_problems else Problems(train=[], held_out=[])
-        phase.finish(note="problems loaded")
+        phase.finish(note="problems loaded", program="problems")
         networks = build_networks(config, mesh, tokenizer, problems.train)
         _check_experts(config, networks)
-        phase.finish(note="networks loaded")
+        phase.finish(note="networks loaded", program="networks")
     config = _frozen_if_empty(config, networks)
     return Experiment(config, mesh, rollout_mesh, tokenizer, problems, networks, *functions)
 

@@ -41,15 +41,21 @@ def check_rollout(
 
 def check_training(experiment: Experiment) -> None:
     """Raise ConfigError if the devices cannot hold a training step: its rollout, or one of its updates."""
+    with as_config_error():
+        for parts, mesh in training_memory(experiment):
+            check_memory(parts, mesh)
+
+
+def training_memory(experiment: Experiment) -> list[tuple[list[MemoryPart], Mesh]]:
+    """Return what must be in memory at once during the rollout of a step, and during an update, with the devices."""
     config = experiment.config
     rows = {"data.prompts": config.data.prompts, "rollout.group_size": config.rollout.group_size}
     state = [*_parameters(experiment), *_training_state(experiment)]
     mesh, rollout_mesh = experiment.mesh, experiment.rollout_mesh
     prompts = config.data.prompts, experiment.prompt_width
     rollout = _rollout(experiment, config.rollout, prompts, rows, rollout_mesh)
-    with as_config_error():
-        check_memory([*(state if rollout_mesh is mesh else _ahead(experiment, rows)), *rollout], rollout_mesh)
-        check_memory([*state, *_update(experiment, rows)], mesh)
+    generating = [*(state if rollout_mesh is mesh else _ahead(experiment, rows)), *rollout]
+    return [(generating, rollout_mesh), ([*state, *_update(experiment, rows)], mesh)]
 
 
 def _parameters(experiment: Experiment) -> list[MemoryPart]:

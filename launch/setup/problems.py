@@ -21,8 +21,8 @@ from launch.data.tokenizers import (
     check_no_template,
     token_id,
 )
-from specjax.options import show
 from specjax.one_line import one_line
+from specjax.options import show
 
 logger = logging.getLogger(__name__)
 

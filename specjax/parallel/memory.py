@@ -2,6 +2,8 @@
 
 import math
 import os
+import resource
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +15,9 @@ from specjax.parallel import processes
 from specjax.types import PyTree
 
 _CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_RESIDENT = Path("/proc/self/statm")
+# Unit of `ru_maxrss`, in bytes.
+_PEAK_UNIT = 1 if sys.platform == "darwin" else 1024
 
 
 class MemoryPart(NamedTuple):
@@ -75,6 +80,20 @@ def peak_gib(mesh: Mesh) -> float | None:
     stats = [device.memory_stats() or {} for device in mesh.local_devices]
     peaks = [each["peak_bytes_in_use"] for each in stats if "peak_bytes_in_use" in each]
     return max(peaks) / 2**30 if peaks else None
+
+
+def host_peak_gib() -> float:
+    """Return the most memory that this process has held so far, in GiB. On CPUs the arrays are in it."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _PEAK_UNIT / 2**30
+    # The system counts the peak late.
+    return max(peak, host_gib() or 0.0)
+
+
+def host_gib() -> float | None:
+    """Return the memory that this process holds now, in GiB; None where the system does not tell, as macOS."""
+    if not _RESIDENT.is_file():
+        return None
+    return int(_RESIDENT.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**30
 
 
 def host_memory() -> int:

@@ -32,7 +32,8 @@ class TrainConfig(Options):
         microbatches:        Microbatches per update; the gradient is the same. A recipe's number falls to one that
                              divides the batch, a given one must divide it.
         reference_every:     Steps between updates of the reference policy; 0: fixed.
-        gap_alarm:           Log-prob gap that alarms; of a sequence, 10 times it.
+        gap_alarm:           Log-prob gap that alarms; of a sequence, 10 times it. None: only one that is not a number,
+                             for a rollout function whose `full` holds other numbers.
         ladder:              Sequence-length buckets, ascending. Rows are sorted, and each microbatch is cut to the
                              smallest bucket that fits. Empty: the full length alone.
         logit_chunk:         Logits at a time, in positions of a row. 0: all, None: 2 GiB.
@@ -50,7 +51,7 @@ class TrainConfig(Options):
     updates: UpdateConfig = field(default_factory=UpdateConfig)
     microbatches: Positive = 1
     reference_every: NonNegative = 0
-    gap_alarm: Factor = 0.05
+    gap_alarm: Factor | None = 0.05
     # A draft predicts from the third token on.
     ladder: tuple[Annotated[int, at_least(3), at_most(MOST)], ...] = ()
     logit_chunk: NonNegative | None = None

@@ -210,7 +210,8 @@ class Stages:
             gradients, optimizers, changing, state.optimizer, rows, replay, train_draft, updates
         )
         with_draft = bool(jax.tree.leaves(state.params.draft))
-        alarm = math.inf if self.lagging else config.gap_alarm, config.loss.by_sequence
+        gap_alarm = math.inf if self.lagging or config.gap_alarm is None else config.gap_alarm
+        alarm = gap_alarm, config.loss.by_sequence
         metrics = update_metrics(report, batch, *alarm, with_draft=with_draft, train_draft=train_draft)
         metrics["learning_rate/policy"] = learning_rate(config.policy_optimizer, state.optimizer.policy)
         if train_draft is not False:

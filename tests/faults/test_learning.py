@@ -18,7 +18,9 @@ from configs.schema.networks import DraftConfig
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.evaluation.one_prompt import answer_prompt
-from launch.run.step_checks import ADVANTAGES, PATIENCE, LearningSignal, RouterLoad
+from launch.run.console import logprob_alarm
+from launch.run.learning_checks import ADVANTAGES, PATIENCE, CutCompletions, LearningSignal
+from launch.run.step_checks import RouterLoad
 from launch.run.step_timer import DispatchedStep
 from launch.setup.experiment import build_experiment
 from specjax.drafters import NoDrafter
@@ -152,12 +154,15 @@ EQUAL = {"groups/zero_variance": 2}
 DROPPING = replace(RUN, selection=SelectionConfig(drop_truncated=True))
 
 
-def warned(config: RunConfig, *metrics: dict[str, float]) -> list[tuple[int, str]]:
+def warned(
+    config: RunConfig, *metrics: dict[str, float], by: type[LearningSignal | CutCompletions] = LearningSignal
+) -> list[tuple[int, str]]:
     """Return the warnings about steps with these metrics."""
     said = list[tuple[int, str]]()
-    signal = LearningSignal(config, lambda number, text: said.append((number, text)))
+    signal = by(config, lambda number, text: said.append((number, text)))
     for number, values in enumerate(metrics, start=1):
-        signal(DispatchedStep(number, 0.0, {ADVANTAGES: 0, **values}, None, None))  # pyright: ignore[reportArgumentType]
+        step = {ADVANTAGES: 0, "update/empty": 1, **values}
+        signal(DispatchedStep(number, 0.0, step, None, None))  # pyright: ignore[reportArgumentType]
     return said
 
 
@@ -184,9 +189,66 @@ def test_row_08_steps_without_an_advantage_have_a_cause(
 
 
 def test_row_08_warnings_of_nothing_learnt_become_rare_and_end() -> None:
-    nothing, something = {}, {ADVANTAGES: 1}
+    nothing, something = {}, {ADVANTAGES: 1, "update/empty": 0}
     assert [number for number, _ in warned(RUN, *[nothing] * 40)] == [PATIENCE, 3 * PATIENCE, 7 * PATIENCE]
     assert warned(RUN, *[*[nothing] * (PATIENCE - 1), something] * 3) == []
+
+
+def test_row_96_a_loss_of_ones_own_learns_where_its_updates_have_a_gradient() -> None:
+    own = replace(RUN, loss=replace(RUN.loss, function="a.module:loss"))
+    constant_reward = EQUAL | {"update/empty": 0}
+    assert warned(own, *[constant_reward] * 40) == []
+    # The built-in loss learns nothing from the rewards then: what moves the policy is KL.
+    assert "100% of the groups had equal rewards" in warned(RUN, *[constant_reward] * PATIENCE)[0][1]
+    ((_, text),) = warned(own, *[{ADVANTAGES: 8}] * PATIENCE)
+    assert text.endswith("in which no update had a gradient: loss.function = a.module:loss does not depend on theta")
+    twice = replace(own, updates=replace(own.updates, minibatches=2))
+    assert warned(twice, *[{ADVANTAGES: 8}] * 40) == []
+
+
+def test_row_96_the_alarm_of_log_probs_can_be_told_that_a_rollout_fills_in_others() -> None:
+    RunConfig(name="a", steps=1, gap_alarm=None)
+    assert "gap_alarm" not in logprob_alarm(3, 0.5, 1.0, None)
+    own = logprob_alarm(3, 0.5, 1.0, "a.module:rollout")
+    assert own.endswith(
+        "If rollout.function = a.module:rollout is meant to fill `full` with others, set gap_alarm = None"
+    )
+
+
+@pytest.mark.parametrize(
+    ("shares", "warnings"),
+    [
+        ([1.0] * 12, [5]),
+        ([1.0] * 15, [5, 15]),
+        ([1.0, 0.75, 1.0, 1.0, 1.0], [5]),
+        ([0.875] * 12, []),
+        ([1.0, math.nan, 1.0, 1.0, 1.0, 1.0], [6]),
+    ],
+)
+def test_row_76_completions_that_the_budget_cuts_are_said(shares: list[float], warnings: list[int]) -> None:
+    """Step by step: shares that are cut, and the steps after which the run warns."""
+    config = replace(RUN, steps=99)
+    said = warned(config, *({"rollout/truncated": share} for share in shares), by=CutCompletions)
+    assert [number for number, _ in said] == warnings
+    assert all(
+        "of the last 5 steps were cut by the budget, rollout.max_new_tokens = 32: raise it" in text
+        for _, text in said[:1]
+    )
+    assert warned(config, *[{}] * 9, by=CutCompletions) == []
+
+
+def test_row_76_short_runs_and_evaluations_warn_too() -> None:
+    ((number, text),) = warned(replace(DROPPING, steps=2), *[{"rollout/truncated": 1.0}] * 2, by=CutCompletions)
+    assert number == 2 and "of the last 2 steps" in text and text.endswith("selection.drop_truncated = False")
+    said = list[tuple[int, str]]()
+    cut = CutCompletions(RUN, lambda number, text: said.append((number, text)))
+    for step, share in enumerate((math.nan, 1.0, 0.95, 0.5, 0.9)):
+        cut.evaluated(step, share)
+    assert [step for step, _ in said] == [1, 4]
+    assert (
+        said[0][1]
+        == "WARNING: 100% of the held-out completions were cut by the budget, rollout.max_new_tokens = 32: raise it"
+    )
 
 
 def test_row_08_a_run_warns_and_writes_null(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,6 +191,41 @@ def test_row_27_a_log_gets_a_line_before_the_first_unit_and_few_after(monkeypatc
     assert lines[-1].startswith("distillation: 100 of 100 steps, loss 2.0, ") and "left" not in lines[-1]
 
 
+def test_row_86_no_time_is_left_before_a_program_has_run_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of each length are a program of their own, which compiles at its first run."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
+    output = io.StringIO()
+    phase = Progress("distillation", 10, "steps", console=Console(file=output, width=200))
+
+    def run(*programs: tuple[str, float]) -> list[str]:
+        with phase:
+            now[0] += 500
+            for program, seconds in programs:
+                now[0] += seconds
+                phase.advance(tokens=100, program=program)
+        return [line.partition("steps")[2] for line in output.getvalue().splitlines() if "compiling" not in line]
+
+    lines = run(
+        ("short", 300.0), ("long", 400.0), ("longer", 600.0), ("short", 10.0), ("long", 20.0), ("longest", 900.0)
+    )
+    measured = [
+        "",
+        "",
+        "",
+        ", 10 tokens/s, 1 min 0 s left",
+        ", 7 tokens/s, 1 min 15 s left",
+        ", 7 tokens/s, 1 min 0 s left",
+    ]
+    assert lines == measured
+    # A phase that goes on after other work, whose first unit includes what prepares it.
+    assert run(("short", 10.0), ("longest", 30.0), ("longest", 30.0))[6:] == [
+        "",
+        ", 3 tokens/s, 1 min 0 s left",
+        *[", 3 tokens/s, 30 s left"],
+    ]
+
+
 def test_the_last_line_of_a_slow_phase_is_printed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([20.0 * i for i in range(10)])
     monkeypatch.setattr(progress.time, "perf_counter", lambda: next(clock))

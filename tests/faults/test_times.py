@@ -91,9 +91,9 @@ def test_row_12_lines_are_averages_since_the_line_before(tmp_path: Path, capsys:
             values |= {"eval/accuracy": 0.75} if number == 6 else {}
             metric_log.log(number, values)
     _, *lines = (line.split() for line in capsys.readouterr().out.splitlines())
-    assert lines[0] == ["4", "2.500", "50.0%", "2.00", "80", "1.25"]
-    assert lines[1] == ["6", "5.500", "50.0%", "2.00", "36", "2.75", "held", "out", "75.0%"]
-    assert lines[2] == ["8", "7.500", "50.0%", "2.00", "27", "3.75"] and len(lines) == 3
+    assert lines[0] == ["4", "2.500", "50.0%", "2.00", "80", "1.25", "-", "-", "-"]
+    assert lines[1] == ["6", "5.500", "50.0%", "2.00", "36", "2.75", "-", "-", "-", "held", "out", "75.0%"]
+    assert lines[2] == ["8", "7.500", "50.0%", "2.00", "27", "3.75", "-", "-", "-"] and len(lines) == 3
 
 
 def test_a_line_of_an_asynchronous_run_has_its_lag_and_idle_times(
@@ -104,4 +104,4 @@ def test_a_line_of_an_asynchronous_run_has_its_lag_and_idle_times(
             times = {"time/rollout_wait": 0.5, "time/rollout_mesh_idle": 0.25, "time/training_mesh_idle": number / 8}
             metric_log.log(number, STEP | times | {"time/step": 1.0, "asynchronous/lag": number - 1})
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.endswith("1.00  lag 1: 0.25 s exposed, 0.25 s rollout mesh idle, 0.50 s waited")
+    assert last.endswith("  lag 1: 0.25 s exposed, 0.25 s rollout mesh idle, 0.50 s waited")

@@ -58,6 +58,7 @@ def compare(directory: Path, how: str) -> None:
         steps=LAST,
         reward=None,
         asynchronous=SimpleNamespace(lag=None),
+        model=SimpleNamespace(dtype="bfloat16"),
         draft_training=SimpleNamespace(max_every=32),
         rollout=SimpleNamespace(lengths=(0, 3), verifier="rejection"),
     )

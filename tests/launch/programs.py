@@ -182,7 +182,7 @@ def metrics(run: Path) -> list[dict[str, float | None]]:
 def without_times(run: Path) -> list[dict[str, float | None]]:
     """Return the metrics of each step that do not depend on the machine."""
     lines = metrics(run)
-    return [{name: line[name] for name in line if not name.startswith(("time/", "perf/"))} for line in lines]
+    return [{name: line[name] for name in line if not name.startswith(("time/", "perf/", "memory/"))} for line in lines]
 
 
 def assert_same_run(run: Path, other: Path, step: int) -> None:

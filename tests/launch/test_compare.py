@@ -29,6 +29,7 @@ from launch.comparison.options import CompareArgs
 from launch.comparison.stage_times import (
     STAGES,
     VariantReport,
+    drafts_keep_tokens,
     print_stage_times,
     read_reports,
     steady_speedup,
@@ -122,7 +123,8 @@ def test_a_comparison_that_is_stopped_shows_the_steps_so_far():
     variants: Any = {"autoregressive": arm(2.0), "3": arm(1.0)}
     shown = dict[str, VariantReport]()
     draft_training, rollout_options = SimpleNamespace(max_every=32), SimpleNamespace(lengths=(0, 3))
-    config: Any = SimpleNamespace(draft_training=draft_training, rollout=rollout_options)
+    model = SimpleNamespace(dtype="bfloat16")
+    config: Any = SimpleNamespace(draft_training=draft_training, rollout=rollout_options, model=model)
     with pytest.raises(Stopped):
         time_variants(variants, config, 9, LongPhases(), Console(), shown.update)
     assert len(shown["3"].turns) == 2 and shown["3"].step_speedup == (2.0, 2.0, 2.0)
@@ -262,6 +264,19 @@ def test_the_first_difference_of_two_rollouts():
     assert apart == FirstDifference(3, 9, 0, 3, 8, 2)
     assert_refused(str(apart), "first difference in step 3...prompt 9...sample 0...position 3...8...2")
     assert first_difference(1, ids, plain, rollout_of(tokens, [2, 2, 4, 1])) == FirstDifference(1, 7, 1, 2, 7, None)
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ("--rollout.verifier coupled --model.dtype float32", True),
+        ("--rollout.verifier coupled --model.dtype bfloat16", False),
+        ("--rollout.verifier rejection --model.dtype float32", False),
+        ("--rollout.verifier block --model.dtype float32 --rollout.law.temperature 0 --allow-truncated-law True", True),
+    ],
+)
+def test_row_99_a_first_difference_is_said_where_drafts_must_change_no_token(options: str, kept: bool):
+    assert drafts_keep_tokens(parse_run(argv("tiny", LEAST | flags(options)), "", "")) is kept
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from launch.run.draft_monitor import (
     NOT_ACCEPTED,
     NOT_MEASURED,
     DraftShare,
+    DraftSpeed,
     DraftSwitches,
     explain_choice,
-    report_speedup,
     wrongly_loaded,
 )
 from launch.run.metric_log import STANDARD_METRICS
@@ -104,8 +104,10 @@ def test_without_measured_costs_their_absence_is_the_reason() -> None:
     said: list[str] = []
     switches = DraftSwitches(PHASES, (0, 2), lambda step, line: said.append(line), lambda s: "outlook")
     without = replace(drafting(0.1), seconds=jnp.array(unmeasured(2, (0, 2))))
-    switch(switches, 1, [0, 0], without, time__step=1.5)
-    assert said == [f"step 1: drafting stays off. Expected acceptance at position 1 0.10; {NOT_MEASURED}. outlook"]
+    # Nothing is estimated from the first step of a process, also of one that resumes a run.
+    switch(switches, 8, [0, 0], without, time__step=99.0)
+    switch(switches, 9, [0, 0], without, time__step=1.5)
+    assert said == [f"step 9: drafting stays off. Expected acceptance at position 1 0.10; {NOT_MEASURED}. outlook"]
     assert explain_choice(PHASES, (0, 2), without) == f"  draft length 0: {NOT_MEASURED}"
 
 
@@ -124,15 +126,38 @@ def test_a_choice_is_printed_with_its_reason() -> None:
     assert second.endswith("0: 1.00, 2: 0.49")
 
 
-def test_a_fixed_draft_length_that_loses_names_the_option_that_turns_it_off(capsys: pytest.CaptureFixture[str]) -> None:
-    lines: list[str] = []
-    for speedup, lengths in ((1.0, ()), (0.846, ()), (0.846, (0, 3))):
-        report_speedup(
-            3, speedup, RolloutConfig(draft_length=3, draft_lengths=lengths), lambda _, line: lines.append(line)
-        )
-    (line,) = lines
-    assert "0.85 times" in line and "rollout.draft_lengths = (0, 3)" in line
-    assert "over all phases: 0.85 times" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("speedups", "lengths", "warnings"),
+    [
+        ([0.85], (), []),
+        ([0.85, 0.9], (), []),
+        ([0.85, 0.9, 0.8, 0.9], (), [3]),
+        ([0.85, 1.1, 0.8, 0.9], (), []),
+        ([0.85, 0.9, 0.8], (0, 3), []),
+    ],
+    ids=["one probe", "two probes", "said once", "above 1 in one", "chosen lengths"],
+)
+def test_row_87_a_fixed_draft_length_that_loses_in_several_probes_names_the_option_that_turns_it_off(
+    speedups: list[float], lengths: tuple[int, ...], warnings: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said: list[tuple[int, str]] = []
+    rollout = RolloutConfig(draft_length=3, draft_lengths=lengths)
+    observe = DraftSpeed(rollout, lambda step, line: said.append((step, line)))
+    nothing: Any = None
+    for step, speedup in enumerate(speedups, start=1):
+        metrics = {"perf/speedup_vs_autoregressive": speedup}
+        observe(DispatchedStep(step, 0.0, metrics, nothing, nothing))
+        observe(DispatchedStep(step, 0.0, {}, nothing, nothing))
+    assert [step for step, _ in said] == warnings
+    for _, line in said:
+        assert "loses: 0.85x [0.80, 0.90] the speed of draft length 0 in the last 3 probes" in line
+        assert "rollout.draft_lengths = (0, 3)" in line
+    printed = capsys.readouterr().out.splitlines()
+    # One probe has no interval.
+    assert len(printed) == len(speedups) - 1 - len(warnings)
+    assert not printed or re.match(
+        r"  generation: [\d.]+x \[0.85, [\d.]+\] the speed of draft length 0 in the last 2", printed[0]
+    )
 
 
 MADE_FOR = MadeFor("runs/tiny", 16, 8, 1.0, 0.74)

@@ -12,12 +12,13 @@ from rich.console import Console
 
 from configs.schema import RunConfig
 from configs.schema.rewards import RewardConfig
-from launch.cli import progress
+from launch.cli import progress, run_clock
 from launch.cli.errors import ConfigError, Stopped
 from launch.cli.long_phases import OPTIONS, UNFINISHED, LongPhases, long_phases_beside
 from launch.cli.options import parse_run
 from launch.cli.paths import new_output_directory
 from launch.cli.progress import Progress
+from launch.cli.run_clock import describe_seconds, run_part, run_seconds, timed_run
 from launch.costs.turns import timed_turns
 from launch.data.problems import Problem
 from launch.rewards.reward_fn import unscorable_answers
@@ -158,6 +159,42 @@ def test_loading_and_the_check_of_answers_stop(tmp_path: Path):
     assert unscorable_answers(pool, problems) == ["1"] and scored == [16, 16, 8]
     with pytest.raises(Stopped, match="check of 40 answers: stopped after 2 of 3 parts"):
         unscorable_answers(pool, problems, stopping_after(2))
+
+
+def test_row_88_the_parts_of_a_run_add_up_to_its_time(monkeypatch: pytest.MonkeyPatch):
+    now, compiling = [0.0], [0.0]
+    monkeypatch.setattr(run_clock.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(run_clock.CompileClock, "lap", lambda _: compiling.pop() if compiling else 0.0)
+
+    def work(seconds: float, compiled: float = 0.0) -> None:
+        now[0] += seconds
+        compiling[:] = [compiled]
+
+    assert run_seconds() is None
+    with timed_run():
+        work(1.3)
+        for name, seconds, compiled in (("loading", 2.0, 0.0), ("features", 8.0, 5.0), ("distillation", 30.0, 20.0)):
+            with Progress(name, 1, "units", quiet=True) as phase:
+                work(seconds, compiled)
+                phase.advance()
+        with run_part("steps"):
+            work(60.0, 40.0)
+            with Progress("evaluation", 1, "batches", quiet=True), run_part("saving"):
+                work(7.0)
+            work(1.0)
+        with pytest.raises(Stopped), stopping_after(1).phase("costs of rounds", 2, "turns", kept=False) as phase:
+            work(0.5)
+            phase.finish()
+        work(0.1)
+        seconds = run_seconds()
+    assert seconds == {
+        **{"compiling": 65.0, "steps": 21.0, "distilling": 13.0, "saving": 7.0, "loading": 2.0},
+        **{"measuring rounds": 0.5, "other": 1.4, "total": 109.9},
+    }
+    assert sum(value for part, value in seconds.items() if part != "total") == pytest.approx(seconds["total"])
+    assert describe_seconds(seconds).startswith(
+        "time of the run: 109.9 s = compiling 65.0, steps 21.0, distilling 13.0,"
+    )
 
 
 def test_a_quiet_phase_prints_only_if_it_is_long(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -12,6 +12,7 @@ from launch.run.metric_log import STANDARD_METRICS, MetricLog
 from tests.refusals import refuses
 
 STEP = {"reward/mean": 0.5, "reward/accuracy": 0.25, "rollout/tokens": 1000.0, "time/step": 0.5}
+KNOWN = {"rollout/length_mean": 120.4, "rollout/truncated": 0.375, "memory/host_peak_gib": 10.44}
 PROBE = {
     **{"time/data": 0.01, "time/prepare": 0.02, "time/generation": 0.2, "time/reward": 0.03},
     **{"time/logprob": 0.0, "time/train": 0.25},
@@ -84,15 +85,15 @@ def test_no_step_appears_twice_after_a_resume(tmp_path: Path, restored: int, kep
 
 
 def test_row_51_the_evaluation_before_the_first_step_is_step_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    with MetricLog(tmp_path, last_step=2) as metric_log:
-        for step, values in enumerate([{"eval/accuracy": 0.365}, STEP | {"time/step": 60.0}, STEP]):
+    with MetricLog(tmp_path, last_step=3) as metric_log:
+        for step, values in enumerate([{"eval/accuracy": 0.365}, *[STEP | {"time/step": 60.0}] * 2, STEP]):
             metric_log.log(step, values)
-    assert [line["eval/accuracy"] for line in lines(tmp_path)] == [0.365, None, None]
+    assert [line["eval/accuracy"] for line in lines(tmp_path)] == [0.365, None, None, None]
     first, header, *steps = capsys.readouterr().out.splitlines()
     assert first == "held-out accuracy before the first step: 36.5%" and header.split()[0] == "step"
-    # `time/step` leaves compilation out.
-    assert [line.split()[0] for line in steps] == ["1/2", "2/2"]
-    assert steps[0].endswith("1 min 0 s left") and "left" not in steps[1]
+    assert [line.split()[0] for line in steps] == ["1/3", "2/3", "3/3"]
+    # Nothing is estimated from the first step.
+    assert steps[1].endswith("1 min 0 s left") and "left" not in steps[0] + steps[2]
 
 
 def test_tensorboard(tmp_path: Path):
@@ -125,13 +126,25 @@ def test_an_alarm_is_printed_once_and_skipped_updates_each_time(tmp_path: Path, 
 def test_console_lines_of_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     with MetricLog(tmp_path) as metric_log:
         for step in range(1, 22):
-            metric_log.log(step, STEP | {"rollout/acceptance_length": 2.5})
-        metric_log.log(22, STEP | PROBE | {"eval/accuracy": 0.4, "reward/failed": 2})
+            metric_log.log(step, STEP | {"rollout/acceptance_length": 2.5} | KNOWN)
+        metric_log.log(
+            22,
+            STEP
+            | PROBE
+            | {"memory/peak_gib": 78.25, "memory/host_peak_gib": 10.5, "eval/accuracy": 0.4, "reward/failed": 2},
+        )
         metric_log.log(23, {})
     said = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [i for i, line in enumerate(said) if line[:1] == ["step"]] == [0, 21]
-    assert said[1] == ["1", "0.500", "25.0%", "2.50", "2000", "0.50"]
+    assert said[1] == ["1", "0.500", "25.0%", "2.50", "2000", "0.50", "120", "38%", "10.4"]
     (probed,) = (i for i, line in enumerate(said) if line[:1] == ["22"])
-    assert said[probed] == "22 0.500 25.0% - 2000 0.50 held out 40.0% 2 not scored".split()
+    assert said[probed] == "22 0.500 25.0% - 2000 0.50 - - 78.2/10.5 held out 40.0% 2 not scored".split()
     assert "0.010 0.020 0.200 0.030 0.000 0.250 0.500 5000 1.50".split() in said[probed:]
-    assert said[-1] == ["23", "-", "-", "-", "-", "-"]
+    assert said[-1] == ["23", *"--------"]
+
+
+def test_row_97_a_line_fits_in_120_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with MetricLog(tmp_path, last_step=9999) as metric_log:
+        for step in (9000, 9001):
+            metric_log.log(step, STEP | KNOWN | {"memory/peak_gib": 78.2, "time/step": 1.0, "eval/accuracy": 0.4})
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 120

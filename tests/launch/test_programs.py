@@ -100,7 +100,13 @@ def test_a_run_writes_all_its_files(finished: Path, files: Path, steps: int):
     names = ("step", *STANDARD_METRICS, *(f"rollout/acceptance_rate_pos_{i}" for i in (1, 2)))
     for line in lines:
         assert tuple(line) == names
-        assert missing(line) == STAGES | {"eval/accuracy", "kl/reference", "time/draft_training", "memory/peak_gib"}
+        assert missing(line) == STAGES | {
+            "eval/accuracy",
+            "eval/truncated",
+            "kl/reference",
+            "time/draft_training",
+            "memory/peak_gib",
+        }
         assert line["reward/failed"] == 0
     # There were correct and wrong answers, so the policy learnt.
     assert any(0 < (line["reward/mean"] or 0) < 1 for line in lines)
@@ -227,7 +233,7 @@ def test_tiny_from_warm_up_to_the_closing_comparison(
     assert f"held-out accuracy before the first step: {first['eval/accuracy']:.1%}" in said
     for number, line in enumerate(lines, start=1):
         unmeasured = {"kl/reference", "time/draft_training", "memory/peak_gib"} | (STAGES if number != 4 else set())
-        unmeasured |= {"eval/accuracy"} if number != 3 else set()
+        unmeasured |= {"eval/accuracy", "eval/truncated"} if number != 3 else set()
         assert tuple(line) == names and missing(line) == unmeasured
         assert line["rollout/draft_length"] == 1
     assert saves(tmp_path / "run") == [3, 4]

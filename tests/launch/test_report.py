@@ -36,7 +36,9 @@ def run_of(directory: Path, steps: int = 40) -> Path:
     each = range(1, steps + 1)
     probed = [0.5 if step % 10 == 0 else None for step in each]
     stages = "prepare generation reward logprob train".split()
-    constant = dict(grad_norm__policy=1.0, rollout__tokens=100, time__step=2.0, time__data=0.1)
+    constant = dict(
+        memory__host_peak_gib=10.5, grad_norm__policy=1.0, rollout__tokens=100, time__step=2.0, time__data=0.1
+    )
     constant |= dict(draft__measured_acceptance=0.4, draft__promised_acceptance=0.7)
     write_run(
         directory,
@@ -79,9 +81,10 @@ def run_of(directory: Path, steps: int = 40) -> Path:
         {"step": 10, "warning": "drafting loses"},
         {"step": 20, "start": start},
     ]
-    write_lines(
-        directory / "diary.jsonl", [*lines, {"step": 40, "result": {"generation_speedup": 1.25, "step_speedup": 1.1}}]
-    )
+    measured = {"generation_speedup": 1.25, "generation_speedup_low": 1.2, "generation_speedup_high": 1.31}
+    lines += [{"step": 20, "times": {"compiling": 60.5, "steps": 40.0, "total": 100.5}}]
+    lines += [{"step": 40, "times": {"steps": 40.0, "other": 0.5, "total": 40.5}}]
+    write_lines(directory / "diary.jsonl", [*lines, {"step": 40, "result": measured | {"step_speedup": 1.1}}])
     return directory
 
 
@@ -106,7 +109,11 @@ def test_a_report_shows_all_of_a_run_in_one_file(tmp_path: Path):
         "2 x cpu",
         "jax 0.10",
         "resumed after step 20",
-        "1.25x generation",
+        "1.25x [1.20, 1.31] generation",
+        "1.10x step speed-up",
+        "10.5 GiB peak of the process",
+        "time of the run: 141.0 s = compiling 60.5, steps 80.0, other 0.5",
+        "2 min time of the run",
         "40 of 40 steps",
         "draft: none",
     ):
@@ -129,7 +136,7 @@ def test_the_accuracy_at_the_end_is_the_last_of_its_chart(tmp_path: Path):
 def test_without_javascript_the_page_tells_what_matters(tmp_path: Path):
     page = write_report(run_of(tmp_path / "<my run>")).read_text()
     told = re.findall("<p>(.*?)</p>", page[page.index("<noscript><h1>&lt;my run&gt;</h1>") : page.index("</noscript>")])
-    assert {"model: tiny", "40 of 40 steps done", "1.25x generation speed-up at the end"} < set(told)
+    assert {"model: tiny", "40 of 40 steps done", "1.25x [1.20, 1.31] generation speed-up at the end"} < set(told)
     assert "warning at step 10: drafting loses" in told
 
 
@@ -237,6 +244,32 @@ def test_a_run_that_went_on_after_a_stop_is_not_said_to_be_stopped(tmp_path: Pat
     write_lines(tmp_path / "diary.jsonl", stops)
     said = [line for line, _ in warnings(read_run(tmp_path), tmp_path) if "stopped" in line]
     assert said == ["stopped after step 3; .."]
+
+
+def test_row_88_without_the_times_of_each_start_the_report_says_what_is_summed(tmp_path: Path):
+    """A process that was killed has left none."""
+    directory = write_run(tmp_path, 2, time__step=[2.0, 3.0], perf__speedup_vs_autoregressive=[0.9, 1.1])
+    start = {"date": "", "device": "", "host": "", "versions": {}}
+    write_lines(directory / "diary.jsonl", [*[{"step": 0, "start": start}] * 2, {"step": 2, "times": {"total": 9.0}}])
+    figures = data_of(write_report(directory))["figures"]
+    assert ["5.0 s", "total time of steps, without what is around them"] in figures
+    # Several probes have an interval; one has none.
+    assert ["1.00x [0.90, 1.10]", "generation speed-up, the last 2 probes"] in figures
+    write_run(directory, 1, perf__speedup_vs_autoregressive=[0.9])
+    assert ["0.90x", "generation speed-up, one probe"] in data_of(write_report(directory))["figures"]
+
+
+def test_row_97_charts_begin_at_the_first_step(tmp_path: Path):
+    """An evaluation before it is a line of step 0."""
+    directory = write_run(tmp_path, 12, reward__mean=[0.5] * 12, eval__accuracy=[None] * 12)
+    lines = (directory / "metrics.jsonl").read_text()
+    first = {"step": 0} | dict.fromkeys(STANDARD_METRICS) | {"eval/accuracy": 0.25}
+    (directory / "metrics.jsonl").write_text(f"{json.dumps(first)}\n{lines}")
+    data = data_of(write_report(directory))
+    assert data["span"] == [1, 12] and data["metrics"]["eval/accuracy"]["line"] == [[[0, 0.25]]]
+    if CHROMIUM is not None:
+        ticks = re.findall(r'class="tick middle"[^>]*>(\d+)<', drawn(write_report(directory).read_text(), tmp_path))
+        assert ticks == ["1", "5", "10", "0", "5", "10"]
 
 
 def test_a_run_that_has_not_begun_or_was_killed_has_a_report_too(tmp_path: Path):

@@ -32,9 +32,13 @@ BATCH = SimpleNamespace(
 SAVES = replace(tiny.checkpoint, every=6)
 
 
-def log_in(directory: Path, count: int, resume_step: int | None = None) -> SampleLog:
+def log_in(directory: Path, count: int, resume_step: int | None = None, samples_every: int = 0) -> SampleLog:
     config = replace(
-        tiny, steps=9, eval=replace(tiny.eval, every=4), checkpoint=SAVES, log=replace(tiny.log, samples=count)
+        tiny,
+        steps=9,
+        eval=replace(tiny.eval, every=4),
+        checkpoint=SAVES,
+        log=replace(tiny.log, samples=count, samples_every=samples_every),
     )
     problems = [Problem(prompt="a+a=", answer="0"), Problem(prompt="b+b=", answer="1")]
     experiment: Any = SimpleNamespace(
@@ -89,8 +93,10 @@ def test_the_prompts_are_read_on_the_host(tmp_path: Path):
     assert lines(tmp_path)[0]["completions"][0]["prompt"] == "b+b="
 
 
-def test_row_57_the_first_step_evaluations_saves_and_the_last_have_samples(tmp_path: Path):
+def test_row_97_the_first_step_evaluations_saves_every_nth_and_the_last_have_samples(tmp_path: Path):
     assert [step for step in range(1, 10) if log_in(tmp_path, 1).due(step, step == 7)] == [1, 4, 6, 7, 8]
+    every = log_in(tmp_path, 1, samples_every=3)
+    assert [step for step in range(1, 10) if every.due(step, False)] == [1, 3, 4, 6, 8, 9]
     assert not any(log_in(tmp_path, 0).due(step, True) for step in range(1, 10))
 
 

@@ -6,8 +6,12 @@ from dataclasses import replace
 import pytest
 
 from configs.override import override
+from launch.run import memory_outlook
+from launch.run.memory_outlook import describe_memory, expected_on_cpus
 from launch.run.summary import next_look, summarize
-from launch.setup.experiment import Experiment, build_experiment
+from launch.setup.experiment import Experiment, abstract_experiment, build_experiment
+from models.config import DecoderConfig
+from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.launch.programs import SMALLEST, changes
 
 
@@ -20,13 +24,33 @@ def of(experiment: Experiment, *lines: str) -> Experiment:
     return replace(experiment, config=override(experiment.config, changes(*lines)))
 
 
-def test_row_55_five_lines_say_what_the_run_is(experiment: Experiment):
-    model, data, draft, devices, step = summarize(experiment, continuing=False)
+def test_row_55_six_lines_say_what_the_run_is(experiment: Experiment):
+    model, data, draft, devices, step, memory = summarize(experiment, continuing=False)
     assert model.startswith("model: random weights, 712 parameters; computes in float32")
     assert data == "data: 20 prompts to train on, 4 held out"
     assert draft.startswith("draft: EAGLE-3 head, 856 parameters, untrained; every round drafts 2 tokens, most in")
     assert devices == "devices: 1 x cpu trains"
     assert step == "step: 2 prompts x 2 samples = 4 sequences of up to 10 + 7 tokens; 1 step; learning rate 1e-06"
+    assert memory.startswith("memory: about 2.5 GiB of this machine's ") and "WARNING" not in memory
+
+
+def test_row_105_a_machine_without_the_memory_of_a_run_is_warned_of(monkeypatch: pytest.MonkeyPatch):
+    """SmolLM2-135M: 10.4 GB were measured, of which parameters, moments and gradient are 2.4."""
+    sizes = dict(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_layers=30)
+    shape = DecoderConfig(**sizes, num_heads=9, num_kv_heads=3, head_dim=64)
+    config = override(SMALLEST, {"model.architecture": shape, "model.dtype": "bfloat16", "draft.kind": "dspark"})
+    config = override(config, {"data.prompts": 2, "rollout.group_size": 4, "data.max_prompt_tokens": 80})
+    config = override(config, {"rollout.max_new_tokens": 64, "rollout.draft_length": 4})
+    whole = abstract_experiment(config, make_mesh(MeshConfig()))
+    for present, warns in ((8 * 10**9, True), (16 * 10**9, False)):
+        monkeypatch.setattr(memory_outlook, "host_memory", lambda present=present: present)
+        line = describe_memory(whole)
+        assert line.startswith(
+            f"memory: about 10.0 GiB of this machine's {present / 2**30:.1f} GiB (2.5 for the process"
+        )
+        assert ("WARNING: the system may kill the process" in line) is warns
+    unsaved = replace(whole, config=override(whole.config, {"checkpoint.every": 0}))
+    assert sum(expected_on_cpus(whole).values()) - sum(expected_on_cpus(unsaved).values()) > 2 * 10**9
 
 
 @pytest.mark.parametrize(
@@ -44,7 +68,7 @@ def test_row_78_the_line_of_the_model_says_what_kl_pulls_back_to(
 @pytest.mark.parametrize(("limit", "width"), [(10, 10), (16, 16), (1024, 16)])
 def test_rows_are_as_wide_as_the_longest_prompt_needs(experiment: Experiment, limit: int, width: int):
     longer = of(experiment, f"--data.max-prompt-tokens {limit}")
-    assert f"sequences of up to {width} + 7 tokens" in summarize(longer, continuing=False)[-1]
+    assert f"sequences of up to {width} + 7 tokens" in summarize(longer, continuing=False)[-2]
     assert {longer.prompt_width, longer.abstract_prompts(2).tokens.shape[1], longer.phases[0].window - 7} == {width}
     assert next(longer.train_batches()).tokens.shape[1] == width
 
