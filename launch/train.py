@@ -37,10 +37,10 @@ from launch.run.step_checks import describe_healthy
 from launch.run.summary import summarize
 from launch.setup.experiment import Experiment, build_experiment
 from specjax.checkpoint import Checkpointer
-from specjax.one_line import one_line
 from specjax.parallel import processes
 from specjax.program import dropping_compilations
 from specjax.rewards import RewardFn
+from specjax.short_repr import short_repr
 from specjax.types import TrainState
 
 
@@ -65,7 +65,7 @@ class RunResult(NamedTuple):
     state: TrainState
     signal: int | None
 
-    __repr__ = one_line
+    __repr__ = short_repr
 
 
 def run(config: RunConfig, reward_of: Callable[[Sequence[Problem], Tokenizer], RewardFn] | None = None) -> RunResult:

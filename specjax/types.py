@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
-from specjax.one_line import one_line
+from specjax.short_repr import short_repr
 
 PyTree = Any
 EightBit = Literal["int8", "fp8"]
@@ -34,7 +34,7 @@ def pytree(cls: type[T]) -> type[T]:
 
     Its field types are not checked at run time: JAX also fills the fields with specs, shapes and sentinels.
     """
-    cls.__repr__ = one_line
+    cls.__repr__ = short_repr
     return no_type_check(jax.tree_util.register_dataclass(dataclass(frozen=True, eq=False)(cls)))
 
 
@@ -204,7 +204,7 @@ class Policy:
     eight_bit: EightBit | None = None
     merged: bool = False
 
-    __repr__ = one_line
+    __repr__ = short_repr
 
 
 class Writer(enum.IntEnum):

@@ -14,7 +14,7 @@ PACKAGES = ("specjax", "models", "configs", "launch", "benchmarks")
 # package's `__init__` are not listed: they may import all rooms.
 ROOMS = {
     "specjax": (
-        ("one_line",),
+        ("short_repr",),
         ("chunks", "options", "types"),
         ("adapters", "kernels", "keys", "parallel"),
         ("cache", "param_labels", "program", "sampling"),

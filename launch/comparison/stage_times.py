@@ -16,7 +16,7 @@ from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.variants import PLAIN, StepTime, Variant
 from launch.costs.turns import Record, timed_turns
 from launch.timing import describe_interval, interval, show_interval
-from specjax.one_line import one_line
+from specjax.short_repr import short_repr
 
 STAGES = ("data", "prepare", "generation", "reward", "logprob", "train")
 # (median, low, high)
@@ -62,7 +62,7 @@ class VariantReport:
     parting: FirstDifference | None
     turns: list[dict[str, float]]
 
-    __repr__ = one_line
+    __repr__ = short_repr
 
 
 def step_speedup(generation_share: float, generation_speedup: float) -> float:

@@ -14,8 +14,8 @@ from jax.sharding import Mesh
 from launch.cli.errors import ConfigError
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
-from specjax.one_line import one_line
 from specjax.parallel.mesh import batch_shards
+from specjax.short_repr import short_repr
 from specjax.types import Prompts
 
 # Rows are padded to a multiple of it.
@@ -42,7 +42,7 @@ class PromptTable:
     dropped: int
     too_long: tuple[int, ...] = ()
 
-    __repr__ = one_line
+    __repr__ = short_repr
 
     @classmethod
     def build(

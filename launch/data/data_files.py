@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from launch.cli.console import console
-from launch.cli.errors import ConfigError
+from launch.cli.errors import ConfigError, one_line
 from launch.data.hub import DATA_FILES, HubName, data_file_ending, fetch, hub_name, known_files
 from models.files import optional
 
@@ -184,7 +184,7 @@ def _stated_files(option: str, name: HubName) -> tuple[str, tuple[str, ...]] | N
         subsets = {each["config_name"]: _splits(each.get("data_files")) for each in (fields or {}).get("configs", ())}
         defaults = [each["config_name"] for each in (fields or {}).get("configs", ()) if each.get("default")]
     except Exception as error:  # the file may hold anything
-        raise ConfigError(f"{option} = {name}: malformed `configs` in README.md: {one_line(error)}") from error
+        raise ConfigError(f"{option} = {name}: malformed `configs` in README.md: {message_of(error)}") from error
     subset = name.subset or next(iter([*defaults, *({"default"} & subsets.keys()), *subsets]), None)
     if not subsets or subset is None:
         if name.subset not in (None, "default"):
@@ -211,6 +211,6 @@ def _splits(files: Any) -> dict[str, tuple[str, ...]] | None:
     return {split: (path,) if isinstance(path, str) else tuple(path) for split, path in paths.items()}
 
 
-def one_line(error: Exception) -> str:
+def message_of(error: Exception) -> str:
     """Return the message of an error on one line; the name of its type if it has none."""
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    return one_line(error, 200) or type(error).__name__

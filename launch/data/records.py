@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from launch.cli.errors import ConfigError
-from launch.data.data_files import data_files, one_line
+from launch.data.data_files import data_files, message_of
 from launch.data.hub import data_file_ending
 from launch.data.json_lines import check_bytes, most_bytes, read_lines, read_text, without_nulls
 from models.files import object_of_pairs, optional
@@ -96,9 +96,9 @@ def _parquet(option: str, path: str | Path, fields: Collection[str] | None, also
                     number += 1
                     yield dict(zip(batch.schema.names, values, strict=True)), f"{path}: row {number}"
     except OSError as error:
-        raise ConfigError(f"{option} = {path}: cannot be read: {error.strerror or one_line(error)}") from None
+        raise ConfigError(f"{option} = {path}: cannot be read: {error.strerror or message_of(error)}") from None
     except Exception as error:  # pyarrow raises many types
-        raise ConfigError(f"{option} = {path}: cannot be read: {one_line(error)}") from error
+        raise ConfigError(f"{option} = {path}: cannot be read: {message_of(error)}") from error
 
 
 def _columns(contents: Any, fields: Collection[str] | None, also: Collection[str]) -> list[str] | None:

@@ -31,12 +31,12 @@ from specjax.carry_over.groups import nothing_carried
 from specjax.carry_over.rollout import carry_over, carry_over_fn
 from specjax.drafters import EitherDrafter, NoDrafter
 from specjax.keys import SeedStep
-from specjax.one_line import one_line
 from specjax.options import nearest_divisors, nearest_multiples
 from specjax.parallel.mesh import batch_shards, disjoint_mesh, make_mesh
 from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
 from specjax.rollout.plan import Phase, RolloutConfig, lay_out
 from specjax.rollout.speculative import speculative_rollout
+from specjax.short_repr import short_repr
 from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.train.loss import LossFn, policy_loss
 from specjax.types import Params, Prompts, Rollout
@@ -66,7 +66,7 @@ class Experiment:
     rollout_fn: RolloutFn = speculative_rollout
     loss_fn: LossFn = policy_loss
 
-    __repr__ = one_line
+    __repr__ = short_repr
 
     @cached_property
     def train_prompts(self) -> PromptTable:

@@ -20,7 +20,7 @@ from launch.setup.policy import build_policy
 from models.config import DecoderConfig
 from specjax.checkpoint_integrity import fingerprint
 from specjax.drafters import Drafter, NoDrafter
-from specjax.one_line import one_line
+from specjax.short_repr import short_repr
 from specjax.types import Params, Policy, PyTree
 from specjax.vocabulary import with_tokens
 
@@ -46,7 +46,7 @@ class Networks:
     draft: Draft = Draft(NoDrafter())
     base_hash: str | None = None
 
-    __repr__ = one_line
+    __repr__ = short_repr
 
 
 def build_networks(

@@ -21,8 +21,8 @@ from launch.data.tokenizers import (
     check_no_template,
     token_id,
 )
-from specjax.one_line import one_line
 from specjax.options import show
+from specjax.short_repr import short_repr
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Problems(NamedTuple):
     train: list[Problem]
     held_out: list[Problem]
 
-    __repr__ = one_line
+    __repr__ = short_repr
 
 
 def check_sources(config: RunConfig) -> None:

@@ -17,8 +17,8 @@ from specjax.drafters.base import Anchors, DraftLoss, Proposal, at_anchors
 from specjax.drafters.distillation import Objective, PassDecay, acceptance, binary_cross_entropy, divergence
 from specjax.drafters.head import FeatureDrafter, HeadState
 from specjax.log_probs import laws
-from specjax.one_line import one_line
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
+from specjax.short_repr import short_repr
 from specjax.types import Cache, EightBit, Params, PolicyOutput, Prompts
 
 # Slots of each row that the loss computes at a time.
@@ -76,7 +76,7 @@ class BlockDrafter(FeatureDrafter):
     decay: PassDecay = 0.8
     objective: Objective = "cross_entropy"
 
-    __repr__ = one_line
+    __repr__ = short_repr
 
     @property
     def stride(self) -> int:

@@ -21,9 +21,9 @@ from specjax.drafters.base import Anchors, Drafter, DraftLoss, Flag, Proposal, a
 from specjax.drafters.distillation import Objective, PassDecay, Passes, acceptance, divergence
 from specjax.drafters.training_time_test import pass_view
 from specjax.log_probs import laws
-from specjax.one_line import one_line
 from specjax.options import check_options
 from specjax.sampling import SamplingLaw, full_log_probs, process_logits, sample
+from specjax.short_repr import short_repr
 from specjax.types import Cache, EightBit, Params, PolicyOutput, Prompts
 
 
@@ -173,7 +173,7 @@ class HeadDrafter(FeatureDrafter):
     decay: PassDecay = 0.8
     objective: Objective = "cross_entropy"
 
-    __repr__ = one_line
+    __repr__ = short_repr
 
     def fill(self, params: Params, prompts: Prompts, features: Array, cache: Cache) -> Cache:
         following = jnp.roll(prompts.tokens, -1, axis=1)

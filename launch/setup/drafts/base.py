@@ -22,7 +22,7 @@ from models.hf.eagle3_dialects import Dialect
 from models.hf.mtp_files import MTPHead
 from specjax.cost import DraftSheet
 from specjax.drafters import Drafter, HeadDrafter
-from specjax.one_line import one_line
+from specjax.short_repr import short_repr
 from specjax.types import Policy, PyTree
 
 # What a draft needs that is loaded correctly and still disagrees with the policy.
@@ -90,7 +90,7 @@ class Draft:
     read_from: str | None = None
     made_for: MadeFor | None = None
 
-    __repr__ = one_line
+    __repr__ = short_repr
 
     # Usual reasons why a draft from a checkpoint is accepted far too rarely, for the text of the alarm.
     usual_causes: ClassVar[str] = "it was made for another policy, or its config.json is not that of its weights"

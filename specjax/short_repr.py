@@ -1,4 +1,4 @@
-"""Representation of what holds arrays or long lists, in one line: `__repr__ = one_line` in the body of a class."""
+"""Representation of what holds arrays or long lists, in one line: `__repr__ = short_repr` in the body of a class."""
 
 import reprlib
 from contextlib import suppress
@@ -15,7 +15,7 @@ _shortened = reprlib.Repr()
 _shortened.maxstring = _shortened.maxother = 80
 
 
-def one_line(self: Any) -> str:
+def short_repr(self: Any) -> str:
     """Return the repr of a dataclass or named tuple. Its fields are shown by `brief`, which reads no large array."""
     names = [field.name for field in fields(self) if field.repr] if is_dataclass(self) else self._fields
     shown = (f"{name}={brief(getattr(self, name, None))}" for name in names)
