@@ -51,8 +51,8 @@ class World:
     scale: float
     prompts: tuple[tuple[int, ...], ...]
     stops: tuple[int, ...]
-    texts: tuple[str, ...]
-    strings: tuple[str, ...]
+    texts: tuple[str, ...] = ("",)
+    strings: tuple[str, ...] = ()
 
     @functools.cached_property
     def config(self) -> DecoderConfig:

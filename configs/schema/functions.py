@@ -27,7 +27,7 @@ class RolloutOptions(RolloutConfig):
 
     Attributes:
         stop_tokens: More stop tokens: ids, or texts of one token each.
-        stop_strings: Texts that end a completion, wherever they begin and end in its tokens.
+        stop_strings: Texts of any tokens that end a completion.
         replace_stop_tokens: End completions only at stop_tokens and stop_strings.
         function: Your own rollout function, as package.module:name. None: speculative_rollout.
     """

@@ -33,9 +33,9 @@ class RolloutConfig(Options):
                         In Python also a Verifier of your own.
         law:            Sampling distribution.
         stop_tokens:    Tokens that end a completion.
-        stop_strings:   Texts that end a completion, after the token that completes one. In Python StopStrings.
+        stop_strings:   Texts that end a completion with the token that completes one. In Python StopStrings.
         phases:         (slots, window) per data shard: sequences decoded together, and positions a row may hold. Slots
-                        never rise: sequences wait for a slot, and the batch shrinks when none wait. Empty: all at once.
+                        never rise: sequences wait for one, then the batch shrinks. Empty: all at once.
         admit:          Slots that must be free before waiting sequences enter; 0: an eighth of the first phase's.
         kept_prompts:   Prompts whose caches are kept while samples of theirs wait; 0: as many as `admit` fills.
         carry_over:     Share of the prompts to finish and train on per step.

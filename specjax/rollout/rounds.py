@@ -154,6 +154,9 @@ def commit(
         tokens = jnp.where(column < verdict.accepted[:, None], drafts, verdict.token[:, None])
         ends, stop_states = _ends(state, tokens, config)
         count, stopped = _cut(state, ends, verdict.accepted, config)
+        stop_state = state.stop_state
+        if stop_states is not None and stop_state is not None:
+            stop_state = _last(stop_states, count, stop_state)
         emitted = state.emitted + count
         offered = _offered(state, proposal, config)
         kept = column[:, :-1] < jnp.minimum(verdict.accepted, count)[:, None]
@@ -172,7 +175,7 @@ def commit(
             accepted=_count(state.accepted, kept),
             draft_outcome=_put(state.draft_outcome, _draft_outcome(proposal, offered, kept), state.emitted),
             writer=_put(state.writer, _writer(verdict.accepted, proposal.length, logits.shape[1]), state.emitted),
-            stop_state=None if stop_states is None else _last(stop_states, count, state.stop_state),
+            stop_state=stop_state,
         )
 
 
@@ -181,7 +184,7 @@ def _put(into: Array, new: Array, at: Int[Array, "B"]) -> Array:
     return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=0))(into, new, at)
 
 
-def _last(new: Int[Array, "B T"], count: Int[Array, "B"], old: Int[Array, "B"] | None) -> Int[Array, "B"]:
+def _last(new: Int[Array, "B T"], count: Int[Array, "B"], old: Int[Array, "B"]) -> Int[Array, "B"]:
     """Return the last of the first `count` columns of `new`; `old` where there are none."""
     last = jnp.take_along_axis(new, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
     return jnp.where(count > 0, last, old)
@@ -194,11 +197,11 @@ def _ends(
 
     Only the first end of a row counts.
     """
-    ends, stop_states = jnp.isin(tokens, jnp.array(config.stop_tokens, jnp.int32)), None
-    if config.stop_automaton is not None:
-        stop_states = config.stop_automaton.advance(state.stop_state, tokens)
-        ends |= stop_states == FOUND
-    return ends, stop_states
+    ends = jnp.isin(tokens, jnp.array(config.stop_tokens, jnp.int32))
+    if config.stop_automaton is None or state.stop_state is None:
+        return ends, None
+    stop_states = config.stop_automaton.advance(state.stop_state, tokens)
+    return ends | (stop_states == FOUND), stop_states
 
 
 def _cut(

@@ -20,7 +20,7 @@ UNROLLED = 16
 
 
 class Vocabulary(NamedTuple):
-    """What each token adds to the text of a completion, by id.
+    """Text of each token within a completion, by id.
 
     Attributes:
         texts:     UTF-8, which may begin and end inside a character. Empty for tokens that decoding cuts.
@@ -90,8 +90,9 @@ class StopStrings(tuple[str, ...]):
         """Return the texts, checked by `check_stop_strings`. Without a vocabulary they have no automaton."""
         found = super().__new__(cls, texts)
         check_stop_strings(found)
-        known = found and vocabulary is not None
-        found.automaton = _build([text.encode() for text in found], vocabulary) if known else None
+        found.automaton = None
+        if found and vocabulary is not None:
+            found.automaton = _build([text.encode() for text in found], vocabulary)
         return found
 
 
