@@ -41,11 +41,11 @@ class DataConfig(Options):
                            hub. None: `function` or `arithmetic` makes them.
         function:          Your own problems, as package.module:name. It takes the seed and returns two lists of
                            Problem, for training and held out.
-        held_out:          Problems to evaluate on. None: those of `function`, or the last of train.
+        held_out:          Problems to evaluate on. None: of `function`, or train's last.
         held_out_count:    Number of training problems to hold out if held_out and function are None. None: 256, or a
                            fifth of them if that is fewer.
         prompt_field:      Field of the problem: text or a list of messages. a.b is field b within field a.
-        tools_field:       Field of the tools for the chat template, where a row has it: a list of objects, or its JSON.
+        tools_field:       Field of tools for the chat template, if a row has it.
         answer_field:      Field of the answer: text or a number.
         solution_field:    Field of a worked solution, for the warm-up. None: no solutions.
         answer_after:      Read the answer after the last such marker (#### in GSM8K). None: the whole field.

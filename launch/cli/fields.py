@@ -137,8 +137,8 @@ def _read(kind: Any, words: list[str]) -> Any:
         if not isinstance(value, dict):
             raise ValueError
         return value
-    if kind is NoneType and word.lower() == "none":
-        return None
+    if kind is NoneType:
+        return {"none": None}[word.lower()]
     return _choices(kind)[word] if _choices(kind) else kind(word)
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from launch.cli.errors import ConfigError, as_config_error
 from launch.data.chat_template import render
 from launch.data.hub import TOKENIZER_FILES, checkpoint_directory
-from launch.data.prompts import CALLS, Message, Prompt, prompt_fields, tools_of
+from launch.data.prompts import CALLS, Conversation, Message, Prompt, prompt_fields, tools_of
 from models.files import check_file, read_json, write_json
 from specjax.options import show
 
@@ -372,7 +372,7 @@ def check_no_template(owner: str, system_prompt: str | None, template_kwargs: Ma
 
 def _only_text(prompt: Prompt) -> str:
     """Return the text of a prompt: its own, or that of its only message if it has tools. Raises ConfigError."""
-    if tools_of(prompt):
+    if isinstance(prompt, Conversation) and prompt.tools:
         _warn_of_tools("a tokenizer without a chat template")
         if len(prompt) == 1 and prompt[0] == Message("user", prompt[0].content):
             return prompt[0].content or ""
