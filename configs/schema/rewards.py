@@ -44,13 +44,12 @@ class RewardConfig(Options):
                       math: math-verify; regex: see pattern; format: see format; exact_traced: exact on the device,
                       without other scorers; or package.module:name, (completion, answer or problem) -> number.
         also:         Scorers to add to the main one: those above, or length. Each is logged as reward/NAME.
-        weights:      Weight of each scorer, the main one first. Empty: all 1.
+        weights:      Weight of each scorer, main first. Empty: all 1.
         pattern:      Regular expression of the scorer regex. The group of its last match must equal the answer; without
                       a group it only has to match.
         format:       Regular expression of the scorer format. It must match the whole completion; dots match newlines.
         length:       Options of the scorer length.
-        thinking:     Texts that open and close thinking, as <think> </think>. What is scored is the text after the last
-                      end; a completion that does not end its thinking has no answer. Empty: all of it is scored.
+        thinking:     Texts that open and close thinking, as <think> </think>. Only what follows is scored.
         keep_special_tokens: Score with special tokens (<think>).
         workers:      Number of scorer processes.
         time_limit_s: Seconds for all scorers of one completion. After that it has no reward.

@@ -72,11 +72,11 @@ def test_completions_of_different_prompts_with_who_wrote_them(tmp_path: Path):
 
 
 def test_the_answer_of_a_scorer_of_ones_own_is_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(logs, "final_answer_of", lambda config: lambda completion: np.int64(len(completion)))
+    monkeypatch.setattr(logs, "final_answers", lambda *_: lambda ids, problem: np.int64(len(ids) - 1))
     log_in(tmp_path, 3).write(4, PROMPTS, ROLLOUT)
     (line,) = lines(tmp_path)
     assert [completion["extracted"] for completion in line["completions"]] == ["2", None, "1"]
-    monkeypatch.setattr(logs, "final_answer_of", pytest.fail)  # a run without samples does not load it
+    monkeypatch.setattr(logs, "final_answers", pytest.fail)  # a run without samples does not load it
     log_in(tmp_path, 0)
 
 
