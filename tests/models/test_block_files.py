@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from models.config import block_feature_layers
 from models.drafts.block import block_like, make_block
 from models.hf.block_dialects import StatedPolicy, block_from_public, block_to_public, stated_policy
 from models.hf.block_files import load_block, read_block_config, save_block
@@ -207,6 +208,11 @@ def test_causality_is_read_and_written_as_engines_read_it(kinds: list[str], stat
     speculators = block_to_public(config, layers, "speculators", StatedPolicy())
     assert speculators["sliding_window_non_causal"] != any(expected)
     assert block_from_public(speculators)[0].sliding_causal == config.sliding_causal
+
+
+def test_a_fresh_draft_reads_the_layers_of_published_ones():
+    """z-lab's draft of Qwen3-8B reads the outputs of 1, 9, 17, 25 and 33 of 36 layers, the inputs of the next ones."""
+    assert block_feature_layers(36) == (2, 10, 18, 26, 34)
 
 
 def test_a_copy_of_another_policys_table_is_refused(tmp_path: Path):

@@ -9,12 +9,13 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import Mesh
 
 from specjax.asynchronous.program_timer import ProgramTimer
-from specjax.asynchronous.step import AsynchronousStep, MixedVersions, Sent
+from specjax.asynchronous.step import AsynchronousStep, MixedVersions, Sent, _generate
 from specjax.asynchronous.weight_transfer import Send
 from specjax.parallel import processes
 from specjax.parallel.memory import bytes_per_device
@@ -26,7 +27,7 @@ from specjax.train.stages import Stages
 from specjax.train.state import init_train_state
 from specjax.train.train_step import TrainStep
 from specjax.train.updates import UpdateConfig
-from specjax.types import Params, Prompts, TrainState
+from specjax.types import Params, Prompts, Rollout, TrainState
 from tests.compiled import compilations, compiled_late
 from tests.specjax.test_adapters import adapted_params
 from tests.specjax.test_split_step import count_fives
@@ -254,6 +255,21 @@ def test_between_processes_the_experts_of_a_rollout_pass_only_to_be_replayed(
     monkeypatch.setattr(processes, "fetch", lambda tree: tree)
     rollout, _, _ = step._finished(replace(waiting, rollout=replace(waiting.rollout, routes=routes)))
     assert (rollout.routes is not None) == (routing == "replay") and rollout.tokens is waiting.rollout.tokens
+
+
+def test_a_rollout_has_the_noise_and_the_draft_lengths_of_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rollouts wait before it: its noise is that of two steps later. It drafts as its networks' step chose."""
+    given = list[Any]()
+
+    def generate(stages: Stages, *args: Any) -> Rollout:
+        given.extend(args)
+        return Rollout(jnp.zeros((1, 1), jnp.int32), jnp.ones(1, jnp.int32))
+
+    monkeypatch.setattr(Stages, "generate", generate)
+    sent = Sent(Params({}, {}), jnp.array([1, 0]), Params(jnp.int32(5), jnp.int32(5)))
+    _generate(stages_on(1, 1, 1), sent, make_prompts(), jnp.int32(2), None)
+    _, _, step, chosen, carried, version = given
+    assert (int(step), int(version), carried) == (7, 5, None) and chosen is sent.chosen
 
 
 def test_what_cannot_be_is_refused() -> None:
