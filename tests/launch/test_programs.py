@@ -176,7 +176,7 @@ def test_costs_are_measured_at_start_and_probes(shrunk: Options, tmp_path: Path,
     pytest.importorskip("math_verify")
     options = shrunk | flags(f"--out {tmp_path}/run --steps 1 --probe-every 1 --rollout.draft-lengths 0 2") | DISTILLING
     assert launch.train.main(argv("gsm8k", options)) == 0
-    assert "measured over all phases: " in capsys.readouterr().out
+    assert "predicted speed by draft length 0: 1.00, 2: " in capsys.readouterr().out
     kept = tmp_path / "run" / "cost_table.json"
     cells, model = read_cells(kept), json.loads(kept.read_text())["model"]
     # A quarter of the phase's slots is timed too: otherwise the model's constants are not determined.
@@ -222,7 +222,7 @@ def test_tiny_from_warm_up_to_the_closing_comparison(
         *(["run"] if more else []),
     }
     said = capsys.readouterr().out
-    for part in ("warm-up: 2 of 2 steps", "compiled", "accuracy", "autoregressive", "by Amdahl"):
+    for part in ("warm-up: 2 of 2 steps", "compiled", "accuracy", "autoregressive", "by Amdahl", "time of the run: "):
         assert part in said
     assert ("distillation: 2 of 2 steps" in said) == bool(more)
     lines = metrics(tmp_path / "run")
