@@ -261,4 +261,10 @@ def _leak_keys(problems: Sequence[Problem]) -> list[set[str]]:
         shortest = min(map(len, prompts))
         while common < shortest - 1 and all(prompt[common] == first[common] for prompt in prompts):
             common += 1
-    return [{_folded(_question(prompt)), _folded(_question(prompt[common:]))} for prompt in prompts]
+    return [
+        {
+            _folded("\x1e".join([*tool_texts(problem.prompt), _question(prompt)]))
+            for prompt in (messages, messages[common:])
+        }
+        for problem, messages in zip(problems, prompts, strict=True)
+    ]

@@ -47,11 +47,6 @@ def until_stop(ids: list[int], tokenizer: Tokenizer) -> tuple[list[int], list[in
     return ids[:end], ids[end:]
 
 
-def before_stop(text: str, stop_strings: Sequence[str]) -> str:
-    """Return a completion's text up to the first stop string in it, without it."""
-    return text[: min((text.index(stop) for stop in stop_strings if stop in text), default=len(text))]
-
-
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     """Return what each token adds to decoded text.
 

@@ -14,10 +14,10 @@ from launch.cli.progress import Progress
 from launch.data.batches import fixed_batches
 from launch.data.problems import Problem
 from launch.data.prompts import Prompt, read_prompt
-from launch.data.stop_strings import before_stop
 from launch.data.tokenizers import HuggingFaceTokenizer, Tokenizer
 from launch.evaluation.sampler import Sampler
 from launch.evaluation.streaming import stream_rounds
+from launch.rewards.answers import before_stop
 from launch.setup.experiment import Experiment
 from launch.setup.memory import check_rollout
 from specjax.keys import SeedStep

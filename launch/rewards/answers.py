@@ -1,7 +1,13 @@
 """Answers in completions. This module imports nothing heavy, because every scorer process loads it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
+
+
+def before_stop(text: str, stop_strings: Sequence[str]) -> str:
+    """Return a completion's text up to the first stop string in it, without it."""
+    return text[: min((text.index(stop) for stop in stop_strings if stop in text), default=len(text))]
 
 
 class Completion(NamedTuple):
@@ -36,7 +42,7 @@ class AnswerRule:
         text:   a completion with the markers of thinking.
         opened: the prompt ends with the opening marker.
         """
-        text = text[: min((text.find(stop) for stop in self.stop_strings if stop in text), default=len(text))]
+        text = before_stop(text, self.stop_strings)
         if not self.thinking:
             return text
         opening, closing = self.thinking

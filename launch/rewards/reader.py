@@ -13,7 +13,7 @@ TAIL = 64
 
 def answer_rule(config: RunConfig) -> AnswerRule:
     """Return the rule by which answers are found in a run's completions."""
-    return AnswerRule(config.reward.thinking)
+    return AnswerRule(config.reward.thinking, tuple(config.rollout.stop_strings))
 
 
 class AnswerReader:

@@ -10,6 +10,7 @@ import numpy as np
 from configs.schema import RewardConfig, RunConfig
 from configs.schema.functions import is_function
 from configs.schema.rewards import TRACED
+from launch.cli.errors import ConfigError
 from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
