@@ -25,8 +25,11 @@ def with_tokens(policy: Policy, ids: Collection[int]) -> Policy:
     if has_token.all():
         return policy
 
+    # A sum, because XLA fuses it with what reads the logits: on CPUs a selection takes a quarter of the head's time.
+    bias = np.where(has_token, 0, _LOWEST)[None, None]
+
     def cut(logits: Float[Array, "B T V"]) -> Float[Array, "B T V"]:
-        return jnp.where(has_token, logits, jnp.array(_LOWEST, logits.dtype))
+        return logits + jnp.array(bias, logits.dtype)
 
     def apply(*args: Any, **options: Any) -> PolicyOutput:
         output = policy.apply(*args, **options)
