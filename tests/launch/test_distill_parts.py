@@ -110,7 +110,7 @@ def test_the_policys_forward_is_kept_once_for_each_answer(memory: int, monkeypat
 
 
 def test_a_draft_is_distilled_from_features_of_the_policy_with_its_adapters(monkeypatch: pytest.MonkeyPatch):
-    """Of base and adapters with B not 0, not of the base."""
+    """B is not 0, so that base and policy differ."""
     (policy, drafter), mesh, seen = networks(), mesh_of(1, 1, 1), list[tuple[PyTree, DistillBatch]]()
 
     class Recorder:
