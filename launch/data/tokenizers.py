@@ -2,20 +2,18 @@
 
 import json
 import logging
-import os
 import re
-import shutil
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from launch.cli.errors import ConfigError, as_config_error
+from launch.cli.errors import ConfigError
 from launch.data.chat_template import render
-from launch.data.hub import TOKENIZER_FILES, checkpoint_directory
+from launch.data.hub import checkpoint_directory
 from launch.data.prompts import CALLS, Conversation, Message, Prompt, prompt_fields, tools_of
-from models.files import check_file, read_json, write_json
+from launch.data.tokenizer_files import listed_stop_strings, listed_stop_tokens, load_tokenizer
 from specjax.options import show
 
 logger = logging.getLogger(__name__)
@@ -145,7 +143,7 @@ class HuggingFaceTokenizer:
         keep_special_tokens: bool = False,
     ) -> None:
         local = checkpoint_directory("model.path", directory)
-        self._tokenizer = _load(local)
+        self._tokenizer = load_tokenizer(local)
         self._instruction = _checked(instruction)
         self._system_prompt, self._template_kwargs = system_prompt, dict(template_kwargs or {})
         self._template_time = template_time or datetime.now()
@@ -157,8 +155,8 @@ class HuggingFaceTokenizer:
         self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
         self._directory, self._skips_special = directory, not keep_special_tokens
         self._warned, self._cut_beside = set[str](), dict[tuple[str, ...], set[int] | None]()
-        self.stop_tokens: tuple[int, ...] = _stop_tokens(self._tokenizer, local)
-        self.stop_strings = _listed_strings(local / "generation_config.json")
+        self.stop_tokens: tuple[int, ...] = listed_stop_tokens(self._tokenizer, local)
+        self.stop_strings = listed_stop_strings(local / "generation_config.json")
 
     @property
     def template(self) -> str | None:
@@ -323,35 +321,6 @@ def token_id(option: str, token: int | str, tokenizer: Tokenizer) -> int:
     raise ConfigError(f"{option} = {show(token)!r}: {found}; must be ids, or text that is exactly one token")
 
 
-def _load(directory: Path) -> Any:
-    """Load the Hugging Face tokenizer of a directory. Raises ConfigError with one line if that fails."""
-    if not directory.is_dir():
-        raise ConfigError(f"model.path = {directory}: no such directory")
-    with as_config_error():
-        _tokenizer_files(directory)
-        if (directory / "config.json").exists():
-            check_file(directory / "config.json")
-    # Silence the advice to install PyTorch: we use only the tokenizers.
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    try:
-        from transformers import AutoTokenizer
-    except ImportError:
-        raise ConfigError(
-            f"model.path = {directory}: its tokenizer needs transformers: pip install -e '.[hf]' in the clone"
-        ) from None
-    try:
-        # Without trust_remote_code, transformers may ask on stdin whether to run the model's own code.
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # transformers raises many types
-        if "trust_remote_code" in str(error):
-            raise ConfigError(
-                f"model.path = {directory}: its tokenizer needs code of its own (auto_map in tokenizer_config.json), "
-                "which is never run; must be a tokenizer that transformers has"
-            ) from None
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise ConfigError(f"model.path = {directory}: cannot load a tokenizer from it: {reason}") from error
-
-
 def _checked(instruction: str) -> str:
     """Return the instruction. Raises ConfigError unless it is a format string that holds {prompt}."""
     try:
@@ -383,64 +352,3 @@ def _only_text(prompt: Prompt) -> str:
             "must name a field of text"
         )
     return prompt
-
-
-def _stop_tokens(tokenizer: Any, directory: Path) -> tuple[int, ...]:
-    """Return the ids that end a completion: first the tokenizer's, then those in the model's files."""
-    ids = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    for path in (directory / "generation_config.json", directory / "config.json"):
-        ids += _listed_stops(path)
-    return tuple(dict.fromkeys(ids))
-
-
-def _listed_stops(path: Path) -> list[int]:
-    eos = _field(path, "eos_token_id")
-    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    if not all(type(token) is int and token >= 0 for token in ids):
-        raise ConfigError(f"model.path = {path.parent}: eos_token_id = {eos!r} in {path.name}: must be token ids")
-    return ids
-
-
-def _listed_strings(path: Path) -> tuple[str, ...]:
-    stops = _field(path, "stop_strings")
-    texts = [stops] if isinstance(stops, str) else stops or []
-    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise ConfigError(f"model.path = {path.parent}: stop_strings = {stops!r} in {path.name}: must be texts")
-    return tuple(dict.fromkeys(texts))
-
-
-def _field(path: Path, name: str) -> Any:
-    """Return a field of a model's JSON file; None without it."""
-    try:
-        return read_json(path).get(name) if path.exists() else None
-    except ValueError as error:
-        raise ConfigError(f"model.path = {path.parent}: {error}") from None
-
-
-def copy_tokenizer(source: Path, out: Path) -> None:
-    """Copy the tokenizer's files that `source` holds to `out`."""
-    for path in _tokenizer_files(source):
-        copy = out / path.relative_to(source)
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copyfile(path, copy)
-
-
-def _tokenizer_files(directory: Path) -> list[Path]:
-    """Return the files of a directory that match TOKENIZER_FILES. Raises ValueError unless all are regular files."""
-    paths = sorted({path for pattern in TOKENIZER_FILES for path in directory.glob(pattern)})
-    for path in paths:
-        check_file(path)
-    return paths
-
-
-def state_stops(directory: Path, stop_tokens: Sequence[int], stop_strings: Sequence[str]) -> None:
-    """Let a model's files name exactly these stops. Files that name them already keep their bytes."""
-    generation, config = directory / "generation_config.json", directory / "config.json"
-    listed = set(_listed_stops(generation)), set(_listed_strings(generation))
-    if listed != (set(stop_tokens), set(stop_strings)):
-        fields = read_json(generation) if generation.exists() else {}
-        fields.pop("stop_strings", None)
-        strings = {"stop_strings": list(stop_strings)} if stop_strings else {}
-        write_json(generation, fields | {"eos_token_id": list(stop_tokens)} | strings)
-    if not set(_listed_stops(config)) <= set(stop_tokens):
-        write_json(config, read_json(config) | {"eos_token_id": list(stop_tokens)})

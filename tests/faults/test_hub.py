@@ -13,7 +13,8 @@ from launch.cli.errors import ConfigError
 from launch.data import hub as hub_module
 from launch.data.hub import checkpoint_directory, hub_name
 from launch.data.prompts import Conversation, Message
-from launch.data.tokenizers import HuggingFaceTokenizer, copy_tokenizer
+from launch.data.tokenizer_files import copy_tokenizer
+from launch.data.tokenizers import HuggingFaceTokenizer
 from tests.launch.conftest import hub as hub  # noqa: PLC0414
 from tests.launch.local_hub import LocalHub
 from tests.launch.tokenizer_files import WORDS, write_word_tokenizer

@@ -22,7 +22,8 @@ from launch.data.answer_files import load_answers
 from launch.data.problems import Problem, read_problems
 from launch.data.prompts import prompt_fields
 from launch.data.responses import worked_solutions
-from launch.data.tokenizers import Tokenizer, state_stops, token_texts
+from launch.data.tokenizer_files import state_stops
+from launch.data.tokenizers import Tokenizer, token_texts
 from launch.evaluation.sampler import with_defaults
 from launch.rewards.reward_fn import traced_exact
 from launch.run import pin_references
