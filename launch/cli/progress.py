@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections.abc import Hashable
-from contextlib import ExitStack
+from collections.abc import Hashable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Self
 
 from rich.console import Console
@@ -108,6 +108,23 @@ class Progress:
             if self.done < self.total:
                 parts.append(f"{duration(self._seconds / self._units * (self.total - self.done))} left")
         return ", ".join(parts)
+
+
+@contextmanager
+def showing_elapsed(name: str, every_s: float = 3 * LOG_EVERY_S, console: Console = console) -> Iterator[None]:
+    """Print how long the block has taken so far, now and then, where nothing tells how much of it is done."""
+    start, ended = time.perf_counter(), threading.Event()
+
+    def show() -> None:
+        while not ended.wait(every_s):
+            # Not counted as progress: a step that hangs is to be found.
+            Console.print(console, f"{name}: {duration(time.perf_counter() - start)} so far ..")
+
+    threading.Thread(target=show, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def duration(seconds: float) -> str:

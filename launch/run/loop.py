@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
 import jax
@@ -119,8 +120,10 @@ class TrainingLoop:
         if state.ahead:
             drafting = state.ahead[0].drafting
         self.clock.lap()
+        first = number == self.start.step + 1
         try:
-            state, rollout, metrics = step(state, prompts)
+            with showing_elapsed("first step") if first else nullcontext():
+                state, rollout, metrics = step(state, prompts)
         except MixedVersions as error:
             raise RunStopped(f"step {number}: {error}") from error
         if (compiling := self.clock.lap()) and not timed:

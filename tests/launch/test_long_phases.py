@@ -1,6 +1,8 @@
 """States that an earlier process left: they are locked, checked for damage, and continued."""
 
+import io
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +14,8 @@ from rich.console import Console
 
 from configs.schema import RunConfig
 from configs.schema.rewards import RewardConfig
-from launch.cli import progress, run_clock
+from launch.cli import progress, run_clock, silence
+from launch.cli.console import ProgressConsole
 from launch.cli.errors import ConfigError, Stopped
 from launch.cli.long_phases import OPTIONS, UNFINISHED, LongPhases, long_phases_beside
 from launch.cli.options import parse_run
@@ -26,6 +29,20 @@ from launch.setup.experiment import build_experiment
 from specjax.checkpoint_integrity import MANIFEST
 from tests.launch.programs import LEAST, argv
 from tests.refusals import refuses
+
+
+def test_a_first_step_that_takes_long_says_so_and_still_counts_as_silent():
+    said, spoke, before = list[str](), threading.Event(), silence._latest
+
+    class Screen(io.StringIO):
+        def write(self, text: str) -> int:
+            said.append(text)
+            spoke.set()
+            return len(text)
+
+    with progress.showing_elapsed("first step", 0.01, ProgressConsole(file=Screen())):
+        assert spoke.wait(60)
+    assert "".join(said).startswith("first step: 0 s so far ..") and silence._latest == before
 
 
 class SignalAfter:
