@@ -140,7 +140,7 @@ def test_its_commands_are_understood(page: Path, place: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.name)
-def test_commands_of_results_are_understood_or_of_a_commit(path: Path, place: Path, monkeypatch: pytest.MonkeyPatch):
+def test_row_101_commands_of_results_are_understood_or_dated(path: Path, place: Path, monkeypatch: pytest.MonkeyPatch):
     text = path.read_text()
     if re.search(r'^(commit    |  "commit": ")[0-9a-f]{8}, of which', text, re.MULTILINE):
         return

@@ -33,7 +33,7 @@ class RunConfig(TrainConfig):
         profile_step: Step to trace with the profiler, into profile/; 0: none.
         max_skipped:  Stop after so many consecutive updates skipped for a loss or gradient that is not finite; 0:
                       never.
-        cost_table:   cost_table.json to choose draft lengths by. None: measure at the start and at probes.
+        cost_table:   cost_table.json to choose draft lengths by. None: measure once drafts may pay, and at probes.
     """
 
     name: str

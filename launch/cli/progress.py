@@ -120,11 +120,13 @@ def showing_elapsed(name: str, every_s: float = 3 * LOG_EVERY_S, console: Consol
             # Not counted as progress: a step that hangs is to be found.
             Console.print(console, f"{name}: {duration(time.perf_counter() - start)} so far ..")
 
-    threading.Thread(target=show, daemon=True).start()
+    thread = threading.Thread(target=show, daemon=True)
+    thread.start()
     try:
         yield
     finally:
         ended.set()
+        thread.join()
 
 
 def duration(seconds: float) -> str:

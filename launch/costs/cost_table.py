@@ -58,14 +58,18 @@ class CostTable:
         self.cells, self.used = list(cells), False
         self._path, self._phases, self._lengths = path, experiment.phases, experiment.config.rollout.lengths
         self._mixture, self._schedule = experiment.networks.policy.mixture, experiment.config.draft_training
+        self._trains = experiment.networks.draft.has_params
         self._timer = None if replayed else cell_timer(experiment)
 
-    def resume(self, cells: Sequence[Cell], step: int) -> None:
-        """Restore the cells of a checkpoint of `step`, and add those in the file that the run measured later."""
+    def resume(self, cells: Sequence[Cell], step: int, drafting: Drafting) -> None:
+        """Restore the cells of a checkpoint of `step`, and add those in the file that the run measured later.
+
+        drafting: of the checkpoint's state.
+        """
         in_file = processes.on_primary(
             lambda: [cell._asdict() for cell in (read_cells(self._path) if self._path.exists() else [])]
         )
-        self.used = bool(cells)
+        self.used = bool(np.isfinite(processes.fetch(drafting.seconds)).all())
         later = [cell for cell in (Cell(**fields) for fields in in_file) if cell.step > step]
         self.cells = [*cells, *(cell for cell in later if cell not in cells)]
 
@@ -81,8 +85,8 @@ class CostTable:
     def changes(self, step: int, probing: bool, drafting: Drafting) -> bool:
         """Return True if new cells take effect at `step`.
 
-        The first are measured once `could_pay` holds after a step that trained the unused draft. `drafting` is not read
-        after other steps, because that waits for the step before.
+        The first are measured once `could_pay` holds. A draft with parameters is looked at after steps that trained it
+        unused, because reading `drafting` waits for the step before; a lookup after every step.
 
         probing: the run probes at this step.
         """
@@ -91,7 +95,7 @@ class CostTable:
             return False
         if self._timer is None or self.cells:
             return self.has_cells(step) or (probing and self._timer is not None)
-        if not unused_draft_is_due(self._schedule, step - 1):
+        if self._trains and not unused_draft_is_due(self._schedule, step - 1):
             return False
         return processes.agree(bool(could_pay(processes.fetch(drafting), self._lengths)))
 

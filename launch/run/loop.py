@@ -12,6 +12,7 @@ from launch.cli.compilation import CompileClock
 from launch.cli.console import console
 from launch.cli.errors import RunStopped
 from launch.cli.long_phases import LongPhases
+from launch.cli.progress import showing_elapsed
 from launch.cli.run_clock import run_part
 from launch.costs.cost_table import CostTable
 from launch.data.batches import PromptPipeline
@@ -50,6 +51,8 @@ class TrainingLoop:
     logs: RunLogs
     long_phases: LongPhases
     clock: CompileClock = field(default_factory=CompileClock)
+    # Forms of the step that have been called.
+    begun: set[Callable[..., StepResult]] = field(default_factory=set)
 
     def run(self) -> TrainState:
         """Return the state after the last step, or after the one in which the run had to stop."""
@@ -120,9 +123,10 @@ class TrainingLoop:
         if state.ahead:
             drafting = state.ahead[0].drafting
         self.clock.lap()
-        first = number == self.start.step + 1
+        compiles = step not in self.begun
+        self.begun.add(step)
         try:
-            with showing_elapsed("first step") if first else nullcontext():
+            with showing_elapsed(f"step {number}") if compiles else nullcontext():
                 state, rollout, metrics = step(state, prompts)
         except MixedVersions as error:
             raise RunStopped(f"step {number}: {error}") from error
@@ -148,7 +152,7 @@ class TrainingLoop:
             return self.steps.probe
         if self.steps.probe is not None and self.is_probe(number + 1):
             return self.steps.probe.rehearse
-        return self.steps.fused(self.costs)
+        return self.steps.fused(drafts=self.costs is None or self.costs.used)
 
     def update_costs(self, number: int, state: TrainState) -> TrainState:
         """Return the state, with new costs if they change at this step. Before a probe, explain the draft lengths."""

@@ -43,9 +43,9 @@ class Steps(NamedTuple):
     plain: TrainStep | None
     probe: ProbeStep | None
 
-    def fused(self, costs: CostTable | None) -> Step:
-        """Return the whole step, or the plain one while no costs are used."""
-        return self.whole if self.plain is None or costs is None or costs.used else self.plain
+    def fused(self, drafts: bool) -> Step:
+        """Return the form to take: the whole step if it may draft, else the plain one if there is one."""
+        return self.whole if drafts or self.plain is None else self.plain
 
 
 class Start(NamedTuple):
@@ -68,7 +68,7 @@ def make_steps(experiment: Experiment, reward_fn: RewardFn) -> Steps:
     if config.asynchronous.lag is not None:
         return Steps(AsynchronousStep(stages, experiment.rollout_mesh), None, None)
     several = len(config.rollout.lengths) > 1 and config.rollout.lengths[0] == 0
-    plain = TrainStep(replace(stages, first_length=True)) if several else None
+    plain = TrainStep(replace(stages, undrafted=True)) if several else None
     return Steps(TrainStep(stages), plain, ProbeStep(stages))
 
 
@@ -89,7 +89,7 @@ def start_new(
             generator.start_compiling(networks.params, first_drafter(experiment))
         if config.eval.every and (later or not config.rollout.draft_lengths):
             evaluate.start_compiling(networks.params, drafts=not later)
-        compile_step(experiment, steps.plain if later and steps.plain is not None else steps.whole)
+        compile_step(experiment, steps.fused(drafts=not later))
         params = warm_up(experiment, long_phases)
         if generator is None:
             return params
@@ -132,9 +132,10 @@ def resume_from(
     pipeline.set_state(checkpoint.data)
     console.print(f"resumed after step {checkpoint.step}")
     if costs is not None:
-        costs.resume([Cell(*cell) for cell in checkpoint.extra["cost_cells"]], checkpoint.step)
+        cells, drafting = [Cell(*cell) for cell in checkpoint.extra["cost_cells"]], checkpoint.state.drafting
+        costs.resume(cells, checkpoint.step, drafting)
     state = replace(checkpoint.state, params=replace(checkpoint.state.params, base=params.base))
-    compile_step(experiment, steps.fused(costs))
+    compile_step(experiment, steps.fused(drafts=costs is None or costs.used))
     return Start(state, checkpoint.step, checkpoint.extra["accuracy_before"])
 
 

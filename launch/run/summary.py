@@ -113,11 +113,9 @@ def measures_costs_later(experiment: Experiment) -> bool:
     """Return whether a new run takes its first steps without drafts, and costs of rounds are measured or read later.
 
     The first step has no acceptance to weigh costs with. An asynchronous run measures at its start: later, rollouts are
-    under way on the devices that are timed. A trained draft begins with costs that are given.
+    under way on the devices that are timed.
     """
     config = experiment.config
-    if config.cost_table is not None and not is_untrained(experiment):
-        return False
     return config.rollout.lengths[0] == 0 and config.asynchronous.lag is None
 
 

@@ -57,8 +57,14 @@ class Stages:
     loss_fn: LossFn = policy_loss
     # Rollouts are those of earlier networks, so that they differ from training for no fault.
     lagging: bool = False
-    # All phases run at the first draft length. Others are not compiled.
-    first_length: bool = False
+    # Nothing is drafted: all phases run at draft length 0, the first one, and rounds of others are not compiled.
+    undrafted: bool = False
+
+    def __post_init__(self) -> None:
+        if self.undrafted and self.config.rollout.lengths[0]:
+            raise ValueError(
+                f"draft_lengths = {self.config.rollout.lengths}: must begin with 0 for a step without drafts"
+            )
 
     @property
     def loss_context(self) -> LossContext:
@@ -81,7 +87,7 @@ class Stages:
 
     def choose(self, state: TrainState) -> Choice:
         """Return the draft length of each phase, as an index; None where nothing is to be chosen."""
-        if state.drafting is None or self.first_length:
+        if state.drafting is None or self.undrafted:
             return None
         return choose(state.drafting, self.config.rollout.lengths)
 
@@ -102,7 +108,7 @@ class Stages:
         version: number of updates that the policy has seen; None: as many as `step`.
         """
         rollout_fn = self.rollout_fn if carried is None else carry_over_fn(self.rollout_fn)
-        config = choose_lengths(self.config.rollout, 0 if self.first_length else None)
+        config = choose_lengths(self.config.rollout, 0 if self.undrafted else None)
         generate = per_shard(rollout_fn, self.policy, self.drafter, config, self.mesh)
         if carried is not None:
             generate = carry_over(generate, carried, step if version is None else version)

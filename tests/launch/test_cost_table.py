@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import pytest
 from launch.cli.errors import ConfigError
 from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.costs.cost_table import CostTable, load_cells
-from specjax.cost import Acceptance, Cell, Drafting, init_drafting
+from specjax.cost import Acceptance, Cell, Drafting, init_drafting, unmeasured
 from specjax.rollout.plan import Phase, RolloutConfig
 from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.types import Params
@@ -86,7 +87,7 @@ def test_a_resumed_or_replayed_run_uses_the_recorded_costs(
     experiment: Any = SimpleNamespace(
         phases=HERE[0],
         config=SimpleNamespace(rollout=RolloutConfig(draft_lengths=HERE[1]), draft_training=DraftTrainingConfig()),
-        networks=SimpleNamespace(policy=SimpleNamespace(mixture=None)),
+        networks=SimpleNamespace(policy=SimpleNamespace(mixture=None), draft=SimpleNamespace(has_params=True)),
     )
     path, params, first_step = tmp_path / "cost_table.json", Params({}, {}), 3 if later else 0
     path.write_text("of an attempt without a checkpoint")
@@ -99,13 +100,19 @@ def test_a_resumed_or_replayed_run_uses_the_recorded_costs(
         # Steps 1 and 2 train the draft.
         assert [whole.changes(step, True, low) for step in (1, 2, 3)] == [False] * 3
         assert [whole.changes(step, False, high) for step in (1, 2, 3, 4)] == [False, True, True, False]
+        lookup = SimpleNamespace(**vars(experiment) | {"networks": deepcopy(experiment.networks)})
+        lookup.networks.draft.has_params = False
+        assert CostTable(lookup, path, [], replayed=False).changes(4, False, high)
         first = whole.update(params, 3)
     assert whole.changes(4, True, low) and not whole.changes(4, False, high)
     second = whole.update(params, 4)
     assert np.isfinite(first).all() and (first != second).any()
 
     resumed = CostTable(experiment, path, [], replayed=False)
-    resumed.resume(saved, 2)
+    seconds = unmeasured(1, HERE[1]) if later else first
+    for table in (resumed, CostTable(experiment, path, [Cell(**CELL, step=3)], replayed=True)):
+        table.resume(saved, 2, replace(low, seconds=jnp.asarray(seconds)))
+        assert table.used != later
     assert resumed.changes(4, False, low) and resumed.changes(5, True, low)
     # A probe before the first cells changed nothing in the run before.
     assert resumed.changes(2, True, low) != later
@@ -117,5 +124,5 @@ def test_a_resumed_or_replayed_run_uses_the_recorded_costs(
         np.testing.assert_array_equal(table.update(params, first_step), first)
         np.testing.assert_array_equal(table.update(params, 4), second)
         assert table.cells == whole.cells
-    # A trained draft runs from its start by the costs of a run that measured later.
+    # An asynchronous run begins with the costs of a run that measured later.
     np.testing.assert_array_equal(replayed.start(params, False, NOT_KEPT), first)

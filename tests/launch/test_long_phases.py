@@ -31,7 +31,7 @@ from tests.launch.programs import LEAST, argv
 from tests.refusals import refuses
 
 
-def test_a_first_step_that_takes_long_says_so_and_still_counts_as_silent():
+def test_row_106_a_first_step_that_takes_long_says_so_and_still_counts_as_silent():
     said, spoke, before = list[str](), threading.Event(), silence._latest
 
     class Screen(io.StringIO):

@@ -127,7 +127,7 @@ def test_a_run_continues_from_the_save_before_damage(whole: Path, tmp_path: Path
         assert leaves and all(np.asarray(x).any() for x in leaves), name
 
 
-def test_an_untrained_draft_is_not_timed_before_it_may_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_row_100_rounds_are_not_timed_before_drafts_may_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Acceptance is looked at after step 3. Runs that are killed after that, or replayed, take the same choices."""
     measured: list[int] = []
 

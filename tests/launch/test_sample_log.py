@@ -93,11 +93,14 @@ def test_the_prompts_are_read_on_the_host(tmp_path: Path):
     assert lines(tmp_path)[0]["completions"][0]["prompt"] == "b+b="
 
 
-def test_row_97_the_first_step_evaluations_saves_every_nth_and_the_last_have_samples(tmp_path: Path):
+def test_row_57_the_first_step_evaluations_saves_and_the_last_have_samples(tmp_path: Path):
     assert [step for step in range(1, 10) if log_in(tmp_path, 1).due(step, step == 7)] == [1, 4, 6, 7, 8]
+    assert not any(log_in(tmp_path, 0).due(step, True) for step in range(1, 10))
+
+
+def test_row_97_every_nth_step_has_samples(tmp_path: Path):
     every = log_in(tmp_path, 1, samples_every=3)
     assert [step for step in range(1, 10) if every.due(step, False)] == [1, 3, 4, 6, 8, 9]
-    assert not any(log_in(tmp_path, 0).due(step, True) for step in range(1, 10))
 
 
 def test_a_character_of_several_tokens_belongs_to_the_last():

@@ -92,7 +92,7 @@ def test_a_completion_that_several_rollouts_write_has_the_exact_law() -> None:
     assert result.passes and result.power > 0.9, result
 
 
-def test_a_carried_completion_is_the_one_of_a_single_rollout() -> None:
+def test_row_112_a_carried_completion_is_the_one_of_a_single_rollout() -> None:
     """With `coupled` and networks that do not change: token for token that of plain decoding in the step it began."""
     world, group = WANDERING, 3
     plain = RolloutConfig(
