@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -222,7 +223,11 @@ def test_a_lookup_that_starts_late_knows_all_earlier_tokens(plain: Rollout, draf
 def test_hindsight_counts_how_often_a_lookup_would_have_been_right(plain: Rollout, drafter: Drafter, chosen: int):
     """Hindsight counts all positions of completions, drafted or not. Drafting then starts if it pays."""
     memory = () if drafter is NGRAM else remembered(plain)
-    rollout = run(drafter, replace(CONFIG, draft_lengths=(0, 2)), memory, chosen)
+    options = replace(CONFIG, draft_lengths=(0, 2))
+    rollout = run(drafter, options, memory, chosen)
+    if not chosen:
+        # As in a step that compiles no drafts.
+        chex.assert_trees_all_equal(run(drafter, choose_lengths(options, 0), memory), rollout)
     asked, kept = [0, 0], [0, 0]
     prompts, completions = words(PROMPTS.tokens, PROMPTS.lengths), words(plain.tokens, plain.lengths)
     for i, completion in enumerate(completions):
