@@ -122,11 +122,11 @@ def host_scorer(pool: RewardPool, tokenizer: Tokenizer, problems: Sequence[Probl
 
 
 def function_reward(
-    function: Callable[..., Any], problems: Sequence[Problem], tokenizer: Tokenizer, rule: AnswerRule | None = None
+    function: Callable[..., Any], problems: Sequence[Problem], tokenizer: Tokenizer, thinking: tuple[str, ...] = ()
 ) -> HostReward:
     """Return the reward that a function of this process gives to completions of `problems` (`FunctionScorer`).
 
-    rule: finds the answers in completions. None: all of a completion is its answer.
+    thinking: markers of thinking, which is no part of an answer.
 
     Raises ConfigError if the function returns no number for a made-up completion, the answer of the first problem.
     """
@@ -134,7 +134,8 @@ def function_reward(
     scorer = FunctionScorer(function, name)
     scorer.check_type(problems[0].answer, as_object(problems[0]))
     config = RewardConfig(f"{FUNCTION}{name}")
-    return HostReward(HostScorer(scorer, AnswerReader(rule or AnswerRule(), tokenizer, problems), config))
+    rule = AnswerRule(thinking, tuple(tokenizer.stop_strings))
+    return HostReward(HostScorer(scorer, AnswerReader(rule, tokenizer, problems), config))
 
 
 def traced_exact(problems: Sequence[Problem], tokenizer: Tokenizer) -> RewardFn:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +11,13 @@ import numpy as np
 import pytest
 
 from configs.schema import DataConfig, RewardConfig, RunConfig
+from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
 from launch.data.arithmetic import ALPHABET
 from launch.data.problems import Problem
+from launch.data.stop_strings import find_stop_strings
 from launch.data.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
+from launch.evaluation.one_prompt import answer_text
 from launch.evaluation.report import set_report
 from launch.evaluation.sampler import Sampled
 from launch.evaluation.sets import completion_records
@@ -25,7 +29,7 @@ from launch.rewards.scorers import load_scorer, scorer_of
 from launch.rewards.thinking import describe_thinking
 from launch.rewards.workers import RewardPool
 from launch.run.first_problem import describe_first_problem
-from launch.setup.problems import Problems
+from launch.setup.problems import Problems, build_tokenizer
 from specjax.rewards import RewardFn
 from tests.faults.test_tokens import tagged  # noqa: F401, a fixture
 from tests.launch.tokenizer_files import change, write_word_tokenizer
@@ -171,11 +175,35 @@ def test_row_67_scorers_of_ones_own_get_the_answer_and_the_whole_text() -> None:
     def reward(completion: str, problem: dict[str, Any], *, whole_text: str, scale: float = 1.0) -> float:
         return scale * (10 * len(completion) + len(whole_text) + float(problem["answer"]) / 10)
 
-    score = function_reward(reward, [PROBLEM], ByteTokenizer(), AnswerRule(TAGS)).score
+    score = function_reward(reward, [PROBLEM], ByteTokenizer(), TAGS).score
     for text, expected in (("<think></think>abc", 48.4), ("<think>abc", 10.4), ("abc", 33.4)):
         tokens = np.array([list(text.encode())], np.int32)
         (value,), _ = score(tokens, np.array([len(text)]), np.array([0]))
         assert value == np.float32(expected)
+
+
+def test_stop_strings_of_the_tokenizer_end_answers_everywhere() -> None:
+    """They are those of the model and of the recipe."""
+    tokenizer = ByteTokenizer()
+    tokenizer.stop_strings = find_stop_strings(("</answer>",), tokenizer)
+    text = "4</answer>"
+    tokens, lengths = np.array([list(text.encode())], np.int32), np.array([len(text)])
+    reward = function_reward(lambda completion, answer: len(completion), [PROBLEM], tokenizer)
+    assert reward.score(tokens, lengths, np.array([0]))[0].tolist() == [1.0]
+    experiment: Any = SimpleNamespace(tokenizer=tokenizer)
+    assert answer_text(experiment, list(text.encode())) == "4"
+
+
+@pytest.mark.parametrize("pattern", ["<answer>(.*?)</answer>", r"<answer\>(.*?)\<\/answer>$", r"(\d)</answer>\n"])
+def test_a_pattern_that_looks_for_a_stop_string_is_refused(pattern: str) -> None:
+    def build(*stops: str) -> None:
+        reward = RewardConfig("regex", pattern=pattern)
+        config = RunConfig(name="x", steps=1, data=DataConfig(tokenizer="bytes"), reward=reward)
+        build_tokenizer(replace(config, rollout=replace(config.rollout, stop_strings=stops)))
+
+    with refuses("reward.pattern = ...: must not have </answer>, which is cut with rollout.stop_strings", ConfigError):
+        build("</answer>")
+    build(">.", "or", ".*")
 
 
 def as_called(function: Callable[..., Any]) -> Any:
