@@ -267,6 +267,8 @@ def test_final_answers_of_math_are_the_same_for_equal_values() -> None:
     final = scorer.final_answer
     assert final is not None and final("no idea") is None
     assert final(r"so \boxed{\frac{1}{2}}") == final(r"hence \boxed{\frac12}.") == final("It is $1/2$") is not None
+    for texts in (("2", "2.0"), ("0.5", r"\frac{1}{2}", r"50\%"), (r"\sqrt{12}", r"2\sqrt{3}"), ("2^{10}", "2^{10}")):
+        assert len({final(rf"\boxed{{{text}}}") for text in texts}) == 1
     assert final("The answer is 1,000.") == final(r"\boxed{1000}") != final(r"\boxed{100}")
 
 
