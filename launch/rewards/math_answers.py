@@ -53,8 +53,8 @@ class MathScorer:
     """Compares the last boxed answer with the expected one; without a box, the last answer in the text.
 
     A last box that does not close is not an answer: the completion was cut off, or is malformed. Nor are several
-    alternatives, or what is denied. math-verify's own timeouts are off because the pool has a time limit. So call `final_answer` only on
-    completions that were scored within that limit.
+    alternatives, and what is denied. math-verify's own timeouts are off because the pool has a time limit. So call
+    `final_answer` only on completions that were scored within that limit.
     """
 
     def __init__(self) -> None:

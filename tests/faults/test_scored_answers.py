@@ -22,7 +22,7 @@ from launch.evaluation.report import set_report
 from launch.evaluation.sampler import Sampled
 from launch.evaluation.sets import completion_records
 from launch.rewards.answers import AnswerRule, Completion
-from launch.rewards.boxes import stated_answers
+from launch.rewards.boxes import boxed, stated_answers
 from launch.rewards.reader import AnswerReader
 from launch.rewards.reward_fn import final_answers, function_reward, host_scorer, make_reward, unscorable_answers
 from launch.rewards.scorers import load_scorer, scorer_of
@@ -261,12 +261,39 @@ def test_row_70_names_that_contradict_places_are_refused(function: Callable[...,
 
 def test_row_69_answers_whose_number_alone_is_not_their_value_are_counted() -> None:
     pytest.importorskip("math_verify")
-    bad = ["34 dollars", "2nd", "April 4", r"\text{34 dollars}", "about 5", "€34"]
+    bad = [
+        "34 dollars",
+        "2nd",
+        "April 4",
+        r"\text{34 dollars}",
+        "about 5",
+        "€34",
+        "12 L",
+        "34 Rs",
+        "5 m/s",
+        "34¢",
+        "3/4 cup",
+    ]
     good = ["34", "34.", "34,", "10 km", r"34 \text{ dollars}", "2516_8", "2025-01-02", r"\frac{1}{2}", "x", "3 or 4"]
+    good += ["2 hours 30 minutes", "January 2, 2025", r"\sqrt{2} meters", "2x", "x = 3"]
+    good += [
+        r"\log_2 8",
+        "3 sin x",
+        "x^2",
+        "2x + 1",
+        "-3",
+        "5!",
+        r"50\%",
+        r"\$34",
+        r"90^\circ",
+        r"\frac{\pi}{2}",
+        "(1,2)",
+    ]
     with RewardPool(RewardConfig("math", workers=1, time_limit_s=20)) as pool:
-        problems = [Problem(prompt="", answer=answer) for answer in [*bad, *good]]
-        assert unscorable_answers(pool, problems) == bad
-    assert stated_answers("34 dollars") == [r"\boxed{34 dollars}", r"\boxed{34}"]
+        problems = [Problem(prompt="", answer=answer) for answer in ["never{", *bad, *good]]
+        assert unscorable_answers(pool, problems) == (["never{"], bad)
+    for answer, number in {"34 °C": "34", "34 cm^2": "34", "3/4 cup": "3/4", r"2^{10} bytes": "2^{10}"}.items():
+        assert stated_answers(answer) == [boxed(answer), boxed(number)]
     scorer = load_scorer("math")
     for answer, completion in (("34.", "34"), ("34,", "34"), ("34", "34."), ("1,234.", "1234")):
         assert scorer.score(rf"\boxed{{{completion}}}", answer) == 1.0
@@ -303,9 +330,15 @@ VALUES = {
     r"2\text{ hours }40\text{ minutes}": (["2 hours 40 minutes"], [r"2\text{ hours }30\text{ minutes}", "240"]),
     "5h 30m": (["5h30m", "5 h 30 m"], ["3h 50m"]),
     "2 x 3": (["2x3"], ["3x2"]),
-    r"5 \text{ m}^2": ([r"5 \text{ m}^{2}", r"5 \text{ square metres}", "5", r"5 \text{ m}²"], [r"5 \text{ m}", "5 m^3"]),
+    r"5 \text{ m}^2": (
+        [r"5 \text{ m}^{2}", r"5 \text{ square metres}", "5", r"5 \text{ m}²"],
+        [r"5 \text{ m}", "5 m^3"],
+    ),
     r"9 \text{ m/s}": ([r"9\text{m/s}", "9"], [r"9 \text{ m/s}^2"]),
-    "5": (["5", "x=5", r"\approx 5", r"\boxed{5}"], ["4 (or 5)", "4 或 5", "4 or maybe 5", r"4 \text{ (or 5)}", "4 or 5"]),
+    "5": (
+        ["5", "x=5", r"\approx 5", r"\boxed{5}"],
+        ["4 (or 5)", "4 或 5", "4 or maybe 5", r"4 \text{ (or 5)}", "4 or 5"],
+    ),
     "4": (["4", r"\text{Area} = 4"], [r"\neq 4", r"x \neq 4", "> 4", "≥ 4", r"\leq 4", r"\text{at least } 4", "not 4"]),
     "1 1/2": (["1.5", r"1\frac{1}{2}"], ["1", "2"]),
     "7": (["7", "3+4"], ["3 4", r"3 \lor 7", r"3 \to 7", "3, 7", "3 or 7", "3 & 7"]),

@@ -224,8 +224,8 @@ def test_row_05_unscorable_answers_are_counted(scorer: str, good: list[str], cap
     bad = "four{" if scorer == "math" else "#4"
     problems = [Problem(prompt="x", answer=answer) for answer in (*good, bad, bad)]
     with RewardPool(RewardConfig(scorer, workers=1, time_limit_s=20)) as pool:
-        assert unscorable_answers(pool, problems[:-2]) == []
-        assert unscorable_answers(pool, problems) == [bad]
+        assert unscorable_answers(pool, problems[:-2]) == ([], [])
+        assert unscorable_answers(pool, problems) == ([bad], [])
         make_reward(pool, problems, ByteTokenizer())
     (warning,) = [record.getMessage() for record in caplog.records if "reward.scorer" in record.getMessage()]
     assert f"reward.scorer = {scorer}: 2 of {len(problems)} " in warning and repr(bad) in warning
@@ -323,7 +323,7 @@ def test_row_52_a_scorer_may_take_the_whole_problem(
     assert values.tolist() == [[1.25, 1.0], [0.25, 1.0]]
     # It also gets the problem when answers are checked.
     with RewardPool(RewardConfig("exact", also=(f"{module}:whole",), workers=1)) as pool:
-        assert unscorable_answers(pool, problems) == []
+        assert unscorable_answers(pool, problems) == ([], [])
 
 
 @pytest.mark.parametrize(
