@@ -67,6 +67,7 @@ def test_row_67_the_answer_comes_after_thinking_and_before_a_stop_string(
     rule = AnswerRule(TAGS, ("</answer>", "never"))
     assert rule.answer_in(text, opened) == answer
     assert AnswerRule().answer_in(text) == text
+    assert rule.opened_by("<think>a</think>b<|bot|><think>\nOkay, so")
     assert rule.opened_by("hello<|bot|><think>\n") and not rule.opened_by("<think>\n\n</think>\n\n")
 
 
@@ -228,6 +229,12 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
         (lambda problem, completion: (completion, problem["prompt"]), ("part", "p")),
         (lambda ground_truth, response: (response, ground_truth), ("part", "a")),
         (lambda x, problem: (x, problem["prompt"]), ("part", "p")),
+        (lambda y_true, y_pred: (y_pred, y_true), ("part", "a")),
+        (lambda label, text: (text, label), ("part", "a")),
+        (lambda gt, pred: (pred, gt), ("part", "a")),
+        (lambda expected_answer, generated: (generated, expected_answer), ("part", "a")),
+        (lambda reference_answer, model_output: (model_output, reference_answer), ("part", "a")),
+        (lambda ref, hyp: (hyp, ref), ("part", "a")),
         (lambda x, whole_text: (x, whole_text), ("part", "all")),
         (lambda whole_text, x: (x, whole_text), ("a", "all")),
         (lambda answer, whole_text, completion: (answer, whole_text, completion), ("a", "all", "part")),
@@ -250,6 +257,7 @@ def test_row_70_names_of_parameters_are_obeyed(function: Callable[..., Any], got
         (lambda completion, response: 0, "names must give the completion to one"),
         (lambda prompts, completions, **columns: 0, "prompts is not given"),
         (lambda completion, prompt: 0, "prompt is not given"),
+        (lambda question, answer: 0, "question is not given"),
         (lambda completion, answer, extra: 0, "extra is not given"),
         (lambda completion: 0, "takes too few"),
     ],
