@@ -14,7 +14,7 @@ from launch.cli.progress import Progress
 from launch.data.batches import fixed_batches
 from launch.data.problems import Problem
 from launch.data.prompts import Prompt, read_prompt
-from launch.data.tokenizers import HuggingFaceTokenizer, Tokenizer
+from launch.data.tokenizers import Tokenizer
 from launch.evaluation.sampler import Sampler
 from launch.evaluation.streaming import stream_rounds
 from launch.rewards.answers import before_stop
@@ -36,7 +36,7 @@ def given_problem(prompt: str) -> Problem:
 def as_asked(problem: Problem, tokenizer: Tokenizer) -> str:
     """Return the problem's prompt as the model is asked, with its special tokens, and the reference answer."""
     ids = tokenizer.chat(problem.prompt)
-    text = tokenizer.with_special_tokens(ids) if isinstance(tokenizer, HuggingFaceTokenizer) else tokenizer.decode(ids)
+    text = tokenizer.with_special_tokens(ids)
     answer = f"\n\nreference answer: {problem.answer}" if problem.answer else ""
     return f"{problem.source or 'prompt'}, as the model is asked, in {len(ids)} tokens:\n\n{text}{answer}\n"
 

@@ -35,7 +35,8 @@ def final_answers(
 ) -> Callable[[Sequence[int], int], str | None] | None:
     """Return the function from token ids and the index of their problem to the final answer in them.
 
-    It is None if the scorer has no `final_answer`, and has the conditions of `final_answer_of`.
+    It is None if the scorer has no `final_answer`. Call it only on completions that were scored, as that has no time
+    limit.
     """
     final_answer = final_answer_of(config.reward)
     if final_answer is None:
@@ -95,7 +96,8 @@ def make_reward(
                 *(pool.config.scorer, sum(problem.answer in answers for problem in problems), len(problems), fault),
                 ", ".join(map(repr, answers[:5])) + (", .." if len(answers) > 5 else ""),
             )
-    return HostReward(host_scorer(pool, tokenizer, problems), pool.config.parts)
+    scorer = HostScorer(pool, AnswerReader(pool.rule, tokenizer, problems), pool.config)
+    return HostReward(scorer, pool.config.parts)
 
 
 def unscorable_answers(
@@ -121,11 +123,6 @@ def unscorable_answers(
             phase.finish()
     never = {answer: None for answer, text in failed if text == stating(answer)[0]}
     return list(never), [answer for answer, _ in failed if answer not in never]
-
-
-def host_scorer(pool: RewardPool, tokenizer: Tokenizer, problems: Sequence[Problem]) -> HostScorer:
-    """Return the scorer of token ids by a pool."""
-    return HostScorer(pool, AnswerReader(pool.rule, tokenizer, problems), pool.config)
 
 
 def function_reward(

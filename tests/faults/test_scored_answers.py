@@ -23,8 +23,9 @@ from launch.evaluation.sampler import Sampled
 from launch.evaluation.sets import completion_records
 from launch.rewards.answers import AnswerRule, Completion
 from launch.rewards.boxes import boxed, stated_answers
+from launch.rewards.host_scorer import HostScorer
 from launch.rewards.reader import AnswerReader
-from launch.rewards.reward_fn import final_answers, function_reward, host_scorer, make_reward, unscorable_answers
+from launch.rewards.reward_fn import final_answers, function_reward, make_reward, unscorable_answers
 from launch.rewards.scorers import load_scorer, scorer_of
 from launch.rewards.thinking import describe_thinking
 from launch.rewards.workers import RewardPool
@@ -90,7 +91,9 @@ def test_row_67_accuracy_majority_and_samples_count_answers_alone(scorer: str) -
     for row, each in zip(tokens, completions, strict=True):
         row[: len(each)] = each
     with RewardPool(reward) as pool:
-        value, correct = host_scorer(pool, tokenizer, [PROBLEM])(tokens, lengths, ids)
+        value, correct = HostScorer(pool, AnswerReader(pool.rule, tokenizer, [PROBLEM]), pool.config)(
+            tokens, lengths, ids
+        )
         assert pool.score([cut, wrong, right], ["4"] * 3)[:, 0].tolist() == value.tolist() == [0, 0, 1]
     final = final_answers(config, tokenizer, [PROBLEM])
     assert final is not None and [final(each, 0) for each in completions] == [None, "5", "4"]

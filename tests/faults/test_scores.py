@@ -23,8 +23,9 @@ from launch.cli.errors import ConfigError
 from launch.data.problems import Problem, read_problems
 from launch.data.tokenizers import ByteTokenizer
 from launch.rewards.answers import Completion
-from launch.rewards.host_scorer import as_object
-from launch.rewards.reward_fn import host_scorer, make_reward, unscorable_answers
+from launch.rewards.host_scorer import HostScorer, as_object
+from launch.rewards.reader import AnswerReader
+from launch.rewards.reward_fn import make_reward, unscorable_answers
 from launch.rewards.scorers import load_scorer
 from launch.rewards.workers import PRINTED_LINES, RewardPool
 from tests.launch.processes import gone
@@ -319,7 +320,9 @@ def test_row_52_a_scorer_may_take_the_whole_problem(
     for line, completion in zip(tokens, ("hi", "no"), strict=True):
         line[:2] = tokenizer.encode(completion)
     with RewardPool(config) as pool:
-        (_, _, values) = host_scorer(pool, tokenizer, problems)(tokens, np.array([2, 2]), np.array([0, 0]))
+        (_, _, values) = HostScorer(pool, AnswerReader(pool.rule, tokenizer, problems), pool.config)(
+            tokens, np.array([2, 2]), np.array([0, 0])
+        )
     assert values.tolist() == [[1.25, 1.0], [0.25, 1.0]]
     # It also gets the problem when answers are checked.
     with RewardPool(RewardConfig("exact", also=(f"{module}:whole",), workers=1)) as pool:
