@@ -32,7 +32,6 @@ from launch.data.tokenizers import Tokenizer
 from launch.evaluation.one_prompt import Answers
 from launch.evaluation.sampler import drafts_pay
 from launch.rewards.code import code_of_function
-from launch.rewards.reader import answer_rule
 from launch.rewards.reward_fn import function_reward, make_pool, make_reward
 from launch.rewards.scorers import FUNCTION, scorer_of
 from launch.run.directory import RUNS
@@ -195,7 +194,7 @@ def train(
             config = with_fitting_microbatches(config)
         check_groups(config)
     if callable(reward):
-        reward_of = partial(function_reward, reward, rule=answer_rule(config))
+        reward_of = partial(function_reward, reward, thinking=config.reward.thinking)
     for line in without_effect(recipe, config, given, TRAIN):
         console.print(line)
     with problems.written() if problems is not None else nullcontext():

@@ -1,10 +1,11 @@
 """Rewards: one scorer, or several with weights."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from specjax.options import NonNegative, Options, Positive, above, at_least, at_most
+from specjax.options import NonNegative, Options, Positive, above, at_least, at_most, show
 
 TRACED = "exact_traced"
 
@@ -97,11 +98,19 @@ class RewardConfig(Options):
             raise ValueError(f"{thinking}: must be empty, or two different texts such as <think> </think>")
         if TRACED in self.names:
             raise ValueError(f"{thinking}: must be empty with {TRACED}, which compares token ids; exact reads answers")
-        literal = (self.pattern or "").replace("\\", "")
-        if found := [marker for marker in self.thinking if marker in literal]:
-            raise ValueError(
-                f"pattern = {self.pattern}: must not have {found[0]}, which is cut with {thinking} before it is matched"
-            )
+        if fault := self.pattern_fault(self.thinking, thinking):
+            raise ValueError(fault)
+
+    def pattern_fault(self, cut: Iterable[str], option: str) -> str | None:
+        """Return a message if the pattern has one of the texts that are cut before it is matched. option: cuts them."""
+        # Only what stands for itself is text: no character classes and operators.
+        pattern = (self.pattern or "").replace(r"\n", "\n")
+        escapes = r"\\(\W)|\\.|\[\^?(?:\\.|[^\]\\])+\]|[.^$*+?|()]"
+        literal = re.sub(escapes, lambda found: found.group(1) or "\0", pattern)
+        found = next((text for text in cut if text in literal), None)
+        return found and (
+            f"pattern = {self.pattern}: must not have {show(found)}, which is cut with {option} before it is matched"
+        )
 
     @property
     def names(self) -> tuple[str, ...]:

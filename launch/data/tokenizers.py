@@ -50,6 +50,10 @@ class Tokenizer(Protocol):
         """Return the text of `ids`, without ids outside the vocabulary, stop tokens and tokens that it cuts."""
         ...
 
+    def with_special_tokens(self, ids: Sequence[int]) -> str:
+        """Return the text of `ids` with all special tokens, for people to read."""
+        ...
+
     def chat(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt in the model's chat format, up to the start of the answer.
 
@@ -80,6 +84,8 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(i for i in ids if 0 <= i < 256 and i not in self.stop_tokens).decode(errors="replace")
 
+    with_special_tokens = decode  # there are none
+
     def chat(self, prompt: Prompt) -> list[int]:
         return self.encode(self._instruction.format(prompt=_only_text(prompt)))
 
@@ -108,6 +114,8 @@ class CharacterTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         return "".join(self._alphabet[i] for i in ids if 0 <= i < len(self._alphabet) and i not in self.stop_tokens)
+
+    with_special_tokens = decode  # there are none
 
     def chat(self, prompt: Prompt) -> list[int]:
         return self.encode(self._instruction.format(prompt=_only_text(prompt)))
@@ -297,7 +305,6 @@ def token_id(option: str, token: int | str, tokenizer: Tokenizer) -> int:
     """
     if not isinstance(token, str):
         return token
-    to_text = tokenizer.with_special_tokens if isinstance(tokenizer, HuggingFaceTokenizer) else tokenizer.decode
 
     def encode(text: str) -> list[int]:
         try:
@@ -306,7 +313,7 @@ def token_id(option: str, token: int | str, tokenizer: Tokenizer) -> int:
             return []
 
     ids = encode(token)
-    texts = [to_text([each]) for each in ids]
+    texts = [tokenizer.with_special_tokens([each]) for each in ids]
     found = f"{len(ids)} tokens of the tokenizer, {show(texts)}"
     if len(ids) == 1:
         # Some tokenizers have another token for a word within a text than at its start. White space may merge.

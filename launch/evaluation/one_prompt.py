@@ -14,7 +14,7 @@ from launch.cli.progress import Progress
 from launch.data.batches import fixed_batches
 from launch.data.problems import Problem
 from launch.data.prompts import Prompt, read_prompt
-from launch.data.tokenizers import HuggingFaceTokenizer, Tokenizer
+from launch.data.tokenizers import Tokenizer
 from launch.evaluation.sampler import Sampler
 from launch.evaluation.streaming import stream_rounds
 from launch.rewards.answers import before_stop
@@ -36,7 +36,7 @@ def given_problem(prompt: str) -> Problem:
 def as_asked(problem: Problem, tokenizer: Tokenizer) -> str:
     """Return the problem's prompt as the model is asked, with its special tokens, and the reference answer."""
     ids = tokenizer.chat(problem.prompt)
-    text = tokenizer.with_special_tokens(ids) if isinstance(tokenizer, HuggingFaceTokenizer) else tokenizer.decode(ids)
+    text = tokenizer.with_special_tokens(ids)
     answer = f"\n\nreference answer: {problem.answer}" if problem.answer else ""
     return f"{problem.source or 'prompt'}, as the model is asked, in {len(ids)} tokens:\n\n{text}{answer}\n"
 
@@ -62,7 +62,7 @@ def answer_prompt(
     # Later rows belong to filler prompts, which pad the batch to a multiple of the data shards.
     tokens, lengths, stopped = processes.fetch((rollout.tokens, rollout.lengths, rollout.stopped))
     for row, length in zip(tokens[:samples].tolist(), lengths[:samples].tolist(), strict=True):
-        show(before_stop(experiment.tokenizer.decode(row[:length]), config.rollout.stop_strings) + "\n\n")
+        show(answer_text(experiment, row[:length]) + "\n\n")
     metrics = rollout_metrics(rollout)
     cut = samples - int(np.sum(stopped[:samples]))
     ending = _ending(config.rollout, f"{cut} of {samples} answers " if cut else None)
@@ -91,7 +91,12 @@ class Answers:
         rollout, _ = sampler.generate(experiment.networks.params, prompts, noise)
         tokens, lengths = processes.fetch((rollout.tokens, rollout.lengths))
         pairs = zip(tokens[:samples].tolist(), lengths[:samples].tolist(), strict=True)
-        return [experiment.tokenizer.decode(row[:length]) for row, length in pairs]
+        return [answer_text(experiment, row[:length]) for row, length in pairs]
+
+
+def answer_text(experiment: Experiment, ids: list[int]) -> str:
+    """Return the text of a completion before a stop string."""
+    return before_stop(experiment.tokenizer.decode(ids), experiment.tokenizer.stop_strings)
 
 
 def _asked(experiment: Experiment, sampler: Sampler, prompt: Prompt, samples: int) -> Prompts:
@@ -114,11 +119,9 @@ def _stream(
 ) -> str:
     """Show one answer piece by piece. Return its summary."""
     clock, start, shown, state = CompileClock(), time.perf_counter(), "", None
-    stop_strings = sampler.rollout.stop_strings
-    held = max(map(len, stop_strings), default=1) - 1
+    held = max(map(len, experiment.tokenizer.stop_strings), default=1) - 1
     for state in stream_rounds(experiment, params, prompts, sampler.noise, sampler.rollout):
-        text = experiment.tokenizer.decode(processes.fetch(state.tokens[0])[: int(state.emitted[0])].tolist())
-        text = before_stop(text, stop_strings)
+        text = answer_text(experiment, processes.fetch(state.tokens[0])[: int(state.emitted[0])].tolist())
         done = bool(state.done[0])
         # Hold back an incomplete character, trailing space and what may begin a stop string: the next tokens may change
         # them.

@@ -40,7 +40,7 @@ class AnswerRule:
         It is None if thinking does not end: it is opened after that, or by the prompt, and not closed.
 
         text:   a completion with the markers of thinking.
-        opened: the prompt ends with the opening marker.
+        opened: the prompt opens thinking, and does not close it.
         """
         text = before_stop(text, self.stop_strings)
         if not self.thinking:
@@ -53,4 +53,5 @@ class AnswerRule:
 
     def opened_by(self, prompt: str) -> bool:
         """Return whether a prompt, as the model is asked, leaves it within thinking."""
-        return bool(self.thinking) and prompt.rstrip().endswith(self.thinking[0].rstrip())
+        opening, closing = map(str.strip, self.thinking or ("", ""))
+        return prompt.rfind(opening) > prompt.rfind(closing) if opening else False

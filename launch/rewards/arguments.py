@@ -1,22 +1,39 @@
 """Arguments of a scorer of one's own, by the names and places of its parameters."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from launch.cli.errors import ConfigError
 
-# What a parameter gets, by its name: our names, and those that other libraries have for the same.
+# What a parameter gets, by its name: our names, and those that others have for the same.
+_COMPLETION = (
+    *("completion", "response", "output", "prediction", "solution_str", "text", "generated", "generation"),
+    *(
+        "pred",
+        "y_pred",
+        "predicted",
+        "hypothesis",
+        "hyp",
+        "model_output",
+        "model_response",
+        "model_answer",
+        "candidate",
+    ),
+)
+_ANSWER = (
+    *("answer", "ground_truth", "reference", "target", "expected", "truth", "gold", "label", "gt", "ref", "y_true"),
+    *("expected_answer", "reference_answer", "correct_answer", "gold_answer", "true_answer"),
+)
 ROLES = {
-    **dict.fromkeys(("completion", "response", "output", "prediction", "solution_str"), "completion"),
+    **dict.fromkeys(_COMPLETION, "completion"),
     "whole_text": "whole_text",
-    **dict.fromkeys(("answer", "ground_truth", "reference", "target", "expected", "truth", "gold"), "answer"),
+    **dict.fromkeys(_ANSWER, "answer"),
     "problem": "problem",
 }
 GENERATED, REFERENCES = {"completion", "whole_text"}, {"answer", "problem"}
-RIVALS = {"completion": {"completion"}, "answer": REFERENCES}
-# Names of what no parameter gets.
-ELSEWHERE = {"prompt", "prompts", "completions", "answers", "problems"}
+# Names of what no parameter gets: of other parts of a problem, and of batches.
+ELSEWHERE = {"prompt", "question", "query", "prompts", "completions", "answers", "problems"}
 _PLACED = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
 _VARIADIC = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
@@ -48,33 +65,42 @@ def arguments_of(function: Callable[..., Any], owner: str) -> Arguments:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # a function of C
         return Arguments()
-    parameters = list(signature.parameters.values())
-    first = [each for each in parameters if each.kind in _PLACED][:2]
-    others = [each for each in parameters if each not in first and each.kind not in _VARIADIC]
-    names = [each.name for each in first]
-    if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in parameters):
-        names += ["*"] * (2 - len(names))
+    parameters = [each for each in signature.parameters.values() if each.kind not in _VARIADIC]
+    first = [each.name for each in parameters if each.kind in _PLACED][:2]
     known = {each.name: ROLES[each.name] for each in parameters if each.name in ROLES}
-    placed = list[str]()
-    for name, wanted in zip(names, (("completion", "answer"), ("answer", "completion")), strict=False):
-        taken = {*known.values(), *placed}
-        placed.append(known.get(name) or next((role for role in wanted if not RIVALS[role] & taken), ""))
-    named = {each.name: known[each.name] for each in others if each.name in known}
-    roles = [*placed, *named.values()]
-    unknown = [each.name for each in others if each.default is each.empty and each.name not in known]
-    unknown += [name for name, role in zip(names, placed, strict=True) if not role or name in ELSEWHERE]
-    reason = None
-    if len(roles) < 2:
-        reason = "takes too few"
-    elif unknown:
-        reason = f"{unknown[0]} is not given"
-    elif len({*roles}) < len(roles) or not GENERATED & {*roles}:
-        reason = "names must give the completion to one, and the same to no two"
-    elif placed and placed[0] in REFERENCES and not GENERATED & {known.get(name) for name in names}:
-        reason = f"{names[0]} stands in the place of the completion"
+    names = list(first)
+    if any(each.kind is inspect.Parameter.VAR_POSITIONAL for each in signature.parameters.values()):
+        names += ["*"] * (2 - len(first))
+    placed = _filled(names, known)
+    named = {name: role for name, role in known.items() if name not in first}
+    missing = [name for name, role in zip(names, placed, strict=True) if not role or name in ELSEWHERE]
+    missing += [each.name for each in parameters if each.default is each.empty and each.name not in {*first, *known}]
+    reason = _contradiction(names, placed, named, missing)
     if reason is not None:
         raise ConfigError(
             f"{owner}: takes {signature}: {reason}; must take (completion, problem) or (completion, answer), and may "
             "take whole_text: it is called for each completion"
         )
     return Arguments(tuple(placed), named)
+
+
+def _filled(names: Sequence[str], known: Mapping[str, str]) -> list[str]:
+    """Return the roles of the first places: those that names say, and in the others what is left; "" if nothing is."""
+    left = [part[0] for part in (("completion",), ("answer", "problem")) if not {*part} & {*known.values()}]
+    return [known.get(name) or (left.pop(-place) if left else "") for place, name in enumerate(names)]
+
+
+def _contradiction(
+    names: Sequence[str], placed: Sequence[str], named: Mapping[str, str], missing: Sequence[str]
+) -> str | None:
+    """Return what is wrong with the roles of a scorer's parameters, None if nothing is."""
+    roles = [*placed, *named.values()]
+    if len(roles) < 2:
+        return "takes too few"
+    if missing:
+        return f"{missing[0]} is not given"
+    if len({*roles}) < len(roles) or not GENERATED & {*roles}:
+        return "names must give the completion to one, and the same to no two"
+    if placed and placed[0] in REFERENCES and not GENERATED & {ROLES.get(name) for name in names}:
+        return f"{names[0]} stands in the place of the completion"
+    return None

@@ -1,7 +1,6 @@
 """Scorers of token ids on the host, which read completions and score their texts."""
 
 import json
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,9 +16,7 @@ from launch.data.prompts import prompt_fields
 from launch.rewards.answers import Completion
 from launch.rewards.reader import AnswerReader
 from launch.rewards.scorers import FUNCTION, NotANumber, NoValue, as_number, scorer_of
-from launch.rewards.workers import Result, as_values
-
-logger = logging.getLogger(__name__)
+from launch.rewards.workers import Result, as_values, log_failures
 
 
 class TextScorer(Protocol):
@@ -116,12 +113,7 @@ class FunctionScorer:
     def score(self, completions: Sequence[Completion], problems: Sequence[dict[str, Any]]) -> np.ndarray:
         """Return the values, float32 [completions, 1]; NaN for those without one."""
         results = self.results(completions, problems)
-        for reason in filter(lambda result: isinstance(result, str), results):
-            if (kind := str(reason).partition(":")[0]) not in self._logged:
-                self._logged.add(kind)
-                logger.warning(
-                    "reward: a completion has no reward: %s (shown once; the metric reward/failed counts them)", reason
-                )
+        log_failures(self._owner, results, self._logged)
         return as_values(results, 1)
 
     def _result(self, completion: Completion, problem: dict[str, Any]) -> Result:

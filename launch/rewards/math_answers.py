@@ -6,9 +6,10 @@ in "It is 4 or 5" as 5.
 
 import logging
 import re
+from fractions import Fraction
 from typing import Any, NamedTuple
 
-from launch.rewards.boxes import NUMBER, boxed, last_box
+from launch.rewards.boxes import FUNCTIONS, NUMBER, boxed, last_box, other_box
 from launch.rewards.units import units_differ
 
 _SIGNED = rf"[-+]?(?:{NUMBER})"
@@ -17,13 +18,23 @@ _FRACTION = rf"{_SIGNED}(?:\s*/\s*{_SIGNED})?"
 _ARITHMETIC = re.compile(rf"{_FRACTION}(?:\s*[,;]\s*{_FRACTION})*|{_SIGNED}\s*:\s*{_SIGNED}")
 # Writings that are no expression: only the same text is equal to them.
 _LITERAL = re.compile(
-    r"(?<![\dA-Za-z\\^])\d[\dA-Fa-f]*\s*[)\]}]*\s*_"  # a numeral with its base
-    r"|\bbase\b"
+    # A numeral with its base, of which one above ten has letters.
+    r"(?<![\dA-Za-z\\^])(?:\d+\s*[)\]}]*\s*_|\d[\dA-Fa-f]*\s*[)\]}]*\s*_\s*\{?\s*(?:1[1-9]|[2-9]\d))"
+    r"|\b0[xXbBoO][\dA-Fa-f]+|\bbase\b"
+    # Bounds and negations.
+    r"|^(?:[<>≠≤≥]|\\(?:neq?|leq?|geq?|[lg]t)\b)|\b(?:not|than|at\s+(?:least|most))\b"
     r"|\d\.\d+\.\d|\d\.\.|\.\.\s*\d"  # versions, ranges
-    r"|\b\d{4}-\d{1,2}-\d{1,2}(?!\d)|(?<!\d)\d{1,2}:[0-5]\d(?!\d)"  # dates, times
+    r"|\b\d{4}-\d{1,2}-\d{1,2}(?!\d)"  # dates
     r"|\\(?:to|(?:long)?rightarrow|Rightarrow|lor|vee|[lc]?dots|langle)\b|->|→|…"  # ranges, alternatives
     r"|\d\s*'"  # minutes and seconds
 )
+# What is a time, unless it is compared with a ratio.
+_TIME = re.compile(r"(?<!\d)\d{1,2}:[0-5]\d(?!\d)")
+_RATIO = re.compile(r":|/|\\[dt]?frac\b")
+# Words between two numbers, also those of a unit: 2 hours 30, 4 (or 5).
+_WORDS_BETWEEN = re.compile(r"(?<=\d)([\s{(]*[^\W\d_][^\d,;\\^_=+*/<>|&-]*)(?=\d)")
+# Before a number that is not the answer.
+_NEGATION = re.compile(r"(?:\bnot|n['’]t|\bnever|\bthan|\bat (?:least|most)|\bbelow|\babove)\s+(?:be\s+)?[^\w\s]{0,3}$")
 _ALTERNATIVE = r"(?:,|;|/|\||&|[-–—]|\b(?:or|and|to|versus|vs)\b\.?)\s*(?:(?:or|and)\s+)?[^\w\s=]{0,3}"
 # Characters around an answer that are searched for a further part of it, or another one.
 _NEAR = 80
@@ -42,8 +53,8 @@ class MathScorer:
     """Compares the last boxed answer with the expected one; without a box, the last answer in the text.
 
     A last box that does not close is not an answer: the completion was cut off, or is malformed. Nor are several
-    alternatives. math-verify's own timeouts are off because the pool has a time limit. So call `final_answer` only on
-    completions that were scored within that limit.
+    alternatives, and what is denied. math-verify's own timeouts are off because the pool has a time limit. So call
+    `final_answer` only on completions that were scored within that limit.
     """
 
     def __init__(self) -> None:
@@ -67,7 +78,8 @@ class MathScorer:
         given = self._given(completion)
         if given is None or not given.parsed:
             return None
-        return canonical(given.text) if given.literal else str(given.parsed[0])
+        literal = given.literal or _TIME.search(given.text)
+        return canonical(given.text) if literal else _standard(given)
 
     def _value(self, text: str) -> Value:
         """Read an answer as it stands in a box."""
@@ -78,7 +90,9 @@ class MathScorer:
         """Read the answer of a completion; None if it gives none."""
         box = last_box(completion)
         if box is not None:
-            return self._value(box) if box.strip() else None
+            other, value = other_box(completion), self._value(box)
+            several = other is not None and not self._equal(self._value(other), value)
+            return None if several or not box.strip() else value
         parsed = self._parsed(completion)
         if not parsed:
             return None
@@ -86,13 +100,17 @@ class MathScorer:
         place = _place_of(stated, completion)
         if place is None:  # math-verify has rewritten it
             return Value(stated, parsed, is_literal(stated))
-        return None if _has_alternatives(completion, *place) else self._value(completion[slice(*place)])
+        denied = _NEGATION.search(completion[max(place[0] - _NEAR, 0) : place[0]])
+        return None if denied or _has_alternatives(completion, *place) else self._value(completion[slice(*place)])
 
     def _parsed(self, text: str) -> list[Any]:
         return self._parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
 
     def _equal(self, expected: Value, given: Value) -> bool:
-        if expected.literal or given.literal:
+        texts = expected.text, given.text
+        times = [bool(_TIME.search(text)) for text in texts]
+        ratio = any(_RATIO.search(text) for text, time in zip(texts, times, strict=True) if not time)
+        if expected.literal or given.literal or (any(times) and not ratio) or all(map(_is_word, texts)):
             return canonical(expected.text) == canonical(given.text)
         expected, given = self._bracketed_alike(expected, given)
         if {list_brackets(expected.text), list_brackets(given.text)} in ({"\\{", "("}, {"\\{", "["}):
@@ -116,6 +134,7 @@ class MathScorer:
 def tidied(text: str) -> str:
     """Return an answer without a closing stop or comma, with mixed numbers and thousands as math-verify reads them."""
     text = re.sub(r"(?<![.,;\s])\s*[.,;]$", "", text.strip()).replace("°", "^\\circ")
+    text = text.replace("²", "^2").replace("³", "^3")
     text = re.sub("[₀-₉]+", lambda digits: "_{" + digits.group().translate(_SUBSCRIPTS) + "}", text)
     text = re.sub(r"(?<=\d)\s*_\s*(?:\{\s*10\s*\}|10(?!\d))", "", text)  # base 10
     text = re.sub(r"(?<![\d./,])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\d./])", r"\1\\frac{\2}{\3}", text)
@@ -135,15 +154,19 @@ def is_literal(text: str) -> bool:
     outside = re.sub(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}", "", text)
     if any(re.search(r"\d", each) for each in texts) and re.search(r"\d", outside):
         return True  # math-verify drops what is in \text
-    if re.search(r"\d\s+\d", plain) and not re.search(r"\\(?:[dt]?frac|[dt]?binom|begin)", plain):
+    for words in _WORDS_BETWEEN.findall(plain):
+        if words.strip(" {}") not in {"or", *FUNCTIONS}:
+            return True
+    if re.search(r"(?<![\d_])\d+\s+\d", plain) and not re.search(r"\\(?:[dt]?frac|[dt]?binom|begin)", plain):
         return True
     separated = re.fullmatch(r"[\d\s.,:;/+-]+", plain) and re.search(r"\d", plain) and "+" not in plain[1:]
     return bool(separated) and _ARITHMETIC.fullmatch(plain) is None
 
 
 def canonical(text: str) -> str:
-    """Return the text of an answer for comparison: without spaces, brackets, case and leading zeros."""
-    plain = re.sub(r"[\s{}()\[\]]", "", _plain(text)).lower()
+    """Return the text of an answer for comparison: without brackets, case, leading zeros and spaces, but in numbers."""
+    plain = re.sub(r"[\s{}()\[\]]+", " ", _plain(text)).lower()
+    plain = re.sub(r"(?<!\d) | (?!\d)", "", plain)
     plain = re.sub(r"_?(?:in)?base", "_", plain)
     return plain if "." in plain else re.sub(r"(?<!\d)0+(?=\d)", "", plain)
 
@@ -174,6 +197,21 @@ def list_brackets(text: str) -> str | None:
     return opening.group() if opening and 1 in commas and closes == [len(text)] else None
 
 
+def _is_word(text: str) -> bool:
+    """Return whether a text is only letters, at least two, which math-verify would multiply."""
+    return re.fullmatch(r"(?:[^\W\d_][\s{}()'’-]*){2,}", _plain(text).lstrip("{( ")) is not None
+
+
+def _standard(value: Value) -> str:
+    """Return the text of a parsed answer; of a number in lowest terms. Powers may be too large to be computed."""
+    parsed = value.parsed[0]
+    if not _is_number(value) or re.search(r"[\^!]", value.text):
+        return str(parsed)
+    from sympy import nsimplify
+
+    return str(nsimplify(parsed.doit(), rational=True))
+
+
 def _is_number(value: Value) -> bool:
     return bool(value.parsed) and getattr(value.parsed[0], "is_number", False)
 
@@ -190,7 +228,7 @@ def _place_of(stated: str, text: str) -> tuple[int, int] | None:
     asked = text.lower().rfind("answer")
     place = next((each for each in found if asked >= 0 and each.start() > asked), found[-1])
     before = re.search(r"\d[\d.,_:/–-]*[._:/–-]$", text[max(place.start() - _NEAR, 0) : place.start()])
-    after = re.match(r"\s*\\?%|(?:\d|[._:/–-]\d|[_^\\])\S*", text[place.end() :])
+    after = re.match(r"\s*\\?%|(?:[\dA-Za-z]|[._:/–-]\d|[_^\\])\S*", text[place.end() :])
     start = place.start() - len(before.group() if before else "")
     end = place.end() + len(after.group().rstrip(".,;:!?*)$") if after else "")
     return start, end
@@ -200,10 +238,20 @@ def _has_alternatives(text: str, start: int, end: int) -> bool:
     """Return whether the sentence around an answer goes on to another number, or comes from one, as in "4 or 5"."""
     before = re.split(r"[.!?]\s|\n", text[max(start - _NEAR, 0) : start])[-1]
     after = re.split(r"[.!?](?:\s|$)|\n", text[end : end + _NEAR])[0]
+    numbers = re.findall(_FRACTION, before + text[start:end] + after)
+    if len({_fraction(number) for number in numbers}) == 1:
+        return False
     word = r"\W{0,3}(?:[A-Za-z%°]+\s*)?"
     return bool(
         re.match(rf"{word}{_ALTERNATIVE}\d", after)
         or re.search(r"\bor\b[^=]*(?:=[^=]*)?\d", after)
         or re.search(rf"\d{word}{_ALTERNATIVE}$", before)
-        or re.search(r"\d\W*\bor\s+(?:[a-z]+\s+)?(?:\w\s*=\s*)?[^\w\s]{0,3}$", before)
+        or re.search(r"\d\W*\bor\s+(?:[a-z]+\s+){0,2}(?:\w\s*=\s*)?[^\w\s]{0,3}$", before)
+        or re.search(r"\beither\b.*\d", before, re.IGNORECASE)
     )
+
+
+def _fraction(text: str) -> Fraction | str:
+    numerator, _, denominator = re.sub(r"[,\s]", "", text).partition("/")
+    below = Fraction(denominator or 1)
+    return Fraction(numerator) / below if below else text

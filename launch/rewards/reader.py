@@ -43,4 +43,4 @@ class AnswerReader:
 def prompt_tail(tokenizer: Tokenizer, problem: Problem) -> str:
     """Return the end of a prompt as the model is asked, with special tokens."""
     ids = tokenizer.chat(problem.prompt)[-TAIL:]
-    return tokenizer.with_special_tokens(ids) if isinstance(tokenizer, HuggingFaceTokenizer) else tokenizer.decode(ids)
+    return tokenizer.with_special_tokens(ids)

@@ -35,7 +35,8 @@ def final_answers(
 ) -> Callable[[Sequence[int], int], str | None] | None:
     """Return the function from token ids and the index of their problem to the final answer in them.
 
-    It is None if the scorer has no `final_answer`, and has the conditions of `final_answer_of`.
+    It is None if the scorer has no `final_answer`. Call it only on completions that were scored, as that has no time
+    limit.
     """
     final_answer = final_answer_of(config.reward)
     if final_answer is None:
@@ -84,49 +85,52 @@ def make_reward(
         return traced_exact(problems, tokenizer)
     if any(map(is_function, pool.scorers)):
         pool.check_type(problems[0].answer, as_object(problems[0]))
-    if unscorable := unscorable_answers(pool, problems, long_phases):
-        logger.warning(
-            "reward.scorer = %s: %d of %d problems have an answer that does not score 1.0 if a completion states it, "
-            "or its number alone, so nothing can be learnt from them; answers: %s",
-            *(pool.config.scorer, sum(problem.answer in unscorable for problem in problems), len(problems)),
-            ", ".join(map(repr, unscorable[:5])) + (", .." if len(unscorable) > 5 else ""),
-        )
-    return HostReward(host_scorer(pool, tokenizer, problems), pool.config.parts)
+    never, with_words = unscorable_answers(pool, problems, long_phases)
+    for answers, fault in (
+        (never, "does not score 1.0 if a completion states it, so nothing can be learnt from them"),
+        (with_words, "scores 1.0 only with its words, and not its number alone"),
+    ):
+        if answers:
+            logger.warning(
+                "reward.scorer = %s: %d of %d problems have an answer that %s; answers: %s",
+                *(pool.config.scorer, sum(problem.answer in answers for problem in problems), len(problems), fault),
+                ", ".join(map(repr, answers[:5])) + (", .." if len(answers) > 5 else ""),
+            )
+    scorer = HostScorer(pool, AnswerReader(pool.rule, tokenizer, problems), pool.config)
+    return HostReward(scorer, pool.config.parts)
 
 
-def unscorable_answers(pool: RewardPool, problems: Sequence[Problem], long_phases: LongPhases = NOT_KEPT) -> list[str]:
-    """Return the distinct answers that do not score 1.0 when stated, as a whole and as a number without words.
+def unscorable_answers(
+    pool: RewardPool, problems: Sequence[Problem], long_phases: LongPhases = NOT_KEPT
+) -> tuple[list[str], list[str]]:
+    """Return the distinct answers that do not score 1.0 when stated, and those whose number does not without its words.
 
-    None without a `stating`.
+    There are none without a `stating`.
     """
     name = pool.config.scorer
     stating = load_scorer(name, pool.config.pattern_of(name)).stating if name in NAMED else None
     if stating is None:
-        return []
+        return [], []
     answers = {problem.answer: problem for problem in problems}
     stated = [(answer, text) for answer in answers for text in stating(answer)]
-    size, unscorable = pool.config.workers * CHUNK, dict[str, None]()
+    size, failed = pool.config.workers * CHUNK, list[tuple[str, str]]()
     parts = [stated[start : start + size] for start in range(0, len(stated), size)]
     with long_phases.phase(f"check of {len(answers)} answers", len(parts), "parts", kept=False, quiet=True) as phase:
         for part in parts:
             scored = pool.score([text for _, text in part], [as_object(answers[answer]) for answer, _ in part])
             values = scored[:, pool.scorers.index(name)].tolist()
-            unscorable |= {answer: None for (answer, _), value in zip(part, values, strict=True) if value != 1.0}
+            failed += [each for each, value in zip(part, values, strict=True) if value != 1.0]
             phase.finish()
-    return list(unscorable)
-
-
-def host_scorer(pool: RewardPool, tokenizer: Tokenizer, problems: Sequence[Problem]) -> HostScorer:
-    """Return the scorer of token ids by a pool."""
-    return HostScorer(pool, AnswerReader(pool.rule, tokenizer, problems), pool.config)
+    never = {answer: None for answer, text in failed if text == stating(answer)[0]}
+    return list(never), [answer for answer, _ in failed if answer not in never]
 
 
 def function_reward(
-    function: Callable[..., Any], problems: Sequence[Problem], tokenizer: Tokenizer, rule: AnswerRule | None = None
+    function: Callable[..., Any], problems: Sequence[Problem], tokenizer: Tokenizer, thinking: tuple[str, ...] = ()
 ) -> HostReward:
     """Return the reward that a function of this process gives to completions of `problems` (`FunctionScorer`).
 
-    rule: finds the answers in completions. None: all of a completion is its answer.
+    thinking: markers of thinking, which is no part of an answer.
 
     Raises ConfigError if the function returns no number for a made-up completion, the answer of the first problem.
     """
@@ -134,7 +138,8 @@ def function_reward(
     scorer = FunctionScorer(function, name)
     scorer.check_type(problems[0].answer, as_object(problems[0]))
     config = RewardConfig(f"{FUNCTION}{name}")
-    return HostReward(HostScorer(scorer, AnswerReader(rule or AnswerRule(), tokenizer, problems), config))
+    rule = AnswerRule(thinking, tuple(tokenizer.stop_strings))
+    return HostReward(HostScorer(scorer, AnswerReader(rule, tokenizer, problems), config))
 
 
 def traced_exact(problems: Sequence[Problem], tokenizer: Tokenizer) -> RewardFn:

@@ -15,6 +15,8 @@ KNOWN = (
     ("<seed:think>", "</seed:think>"),
     ("<thinking>", "</thinking>"),
     ("<thought>", "</thought>"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<reasoning>", "</reasoning>"),
     ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
     ("◁think▷", "◁/think▷"),

@@ -18,13 +18,15 @@ def units_differ(one: str, other: str) -> bool:
 
 
 def _unit(text: str) -> list[str]:
-    """Return the unit's words, those of a quotient one after the other; [] without a unit."""
+    """Return the unit's words, those of a quotient one after the other, and its power; [] without a unit."""
     if (sign := re.search("[$€£¥₹]", text.strip().removeprefix("$").removesuffix("$"))) and len(text) > 1:
         return [_CURRENCIES[sign.group()]]
     found = _UNIT.search(text[-60:])
     parts = re.split(r"/|\bper\b", (found["set"] or found["bare"] or "") if found else "")
     words = [[_singular(word) for word in re.findall("[A-Za-z]+", part)] for part in parts]
-    return [kept[0] for part in words if (kept := [word for word in part if word not in _POWERS])]
+    kept = [next((word for word in part if word not in _POWERS), "") for part in words]
+    power = re.search(r"\^\s*\{?\s*(-?\d)|(\bsq)|(\bcub)", found.group()) if found else None
+    return [*filter(None, kept), *([power[1] or "23"[power.lastindex == 3]] if power and any(kept) else [])]
 
 
 def _singular(word: str) -> str:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
@@ -90,7 +90,8 @@ class RewardPool:
         Raises RuntimeError after `close`.
         """
         results = self.results(completions, problems)
-        self._log_failures(result for result in results if isinstance(result, str))
+        if not self._closing.is_set():
+            log_failures(self._label, results, self._reported)
         return as_values(results, len(self.scorers))
 
     def results(
@@ -149,17 +150,6 @@ class RewardPool:
         finally:
             self._free.put(worker)
 
-    def _log_failures(self, reasons: Iterable[str]) -> None:
-        """Log the first failure of each kind."""
-        for reason in reasons:
-            kind = reason.partition(":")[0]
-            if kind not in self._reported and not self._closing.is_set():
-                self._reported.add(kind)
-                logger.warning(
-                    "%s: a sample was not scored: %s (shown once; the metric reward/failed counts them)",
-                    *(self._label, one_line(reason, 300)),
-                )
-
     def _log_output(self, printed: int) -> None:
         """Log the first lines that scorers print, and drop the others, so that no scorer fills or blocks the log."""
         with open(printed, "rb") as output:
@@ -169,6 +159,17 @@ class RewardPool:
                 logger.warning("%s: prints more, which is not shown", self._label)
             while output.read(LONGEST_MESSAGE):
                 pass
+
+
+def log_failures(owner: str, results: Sequence[Result], reported: set[str]) -> None:
+    """Log the first failure of each kind that is not in `reported`, and add it."""
+    for reason in results:
+        if isinstance(reason, str) and (kind := reason.partition(":")[0]) not in reported:
+            reported.add(kind)
+            logger.warning(
+                "%s: a completion has no reward: %s (shown once; the metric reward/failed counts them)",
+                *(owner, one_line(reason, 300)),
+            )
 
 
 def as_values(results: Sequence[Result], scorers: int) -> np.ndarray:

@@ -56,8 +56,8 @@ def check_sources(config: RunConfig) -> None:
 def build_tokenizer(config: RunConfig) -> Tokenizer:
     """Return the run's tokenizer. Its stop tokens and stop strings are the only list, from model and recipe.
 
-    Raises ConfigError if there is no tokenizer or no stop token, if text of the recipe's is not one token, and for stop
-    strings that cannot occur in decoded text.
+    Raises ConfigError if there is no tokenizer or no stop token, if text of the recipe's is not one token, for stop
+    strings that cannot occur in decoded text, and for a pattern that looks for one.
     """
     tokenizer, rollout = _tokenizer(config), config.rollout
     given = ((), ()) if rollout.replace_stop_tokens else (tokenizer.stop_tokens, tokenizer.stop_strings)
@@ -81,6 +81,8 @@ def build_tokenizer(config: RunConfig) -> Tokenizer:
                 f"rollout.stop_strings = {show(missed[0])!r}: {missed[1]} is cut from completions; must be "
                 "text without it, or this token alone"
             )
+    if fault := config.reward.pattern_fault(strings, f"rollout.stop_strings = {show(strings)}"):
+        raise ConfigError(f"reward.{fault}")
     tokenizer.stop_strings = find_stop_strings(strings, tokenizer)
     return tokenizer
 

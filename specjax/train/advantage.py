@@ -48,6 +48,9 @@ def group_advantages(
     config = AdvantageConfig() if config is None else config
     grouped = reward.reshape(-1, group_size)
     scored = jnp.isfinite(grouped)
+    axis = None if "batch" in (config.baseline, config.scale) else 1
+    unit = _unit(jnp.max(jnp.abs(grouped), axis=axis, keepdims=True, where=scored, initial=0.0))
+    grouped = grouped / unit
     group = _Statistics.of(grouped, scored, axis=1)
     compared = _Statistics.of(grouped, scored, axis=None) if config.baseline == "batch" else group
     centred = compared.centre(grouped, scored)
@@ -55,9 +58,8 @@ def group_advantages(
         # r - (n mean - r) / (n - 1)
         centred *= group.count / jnp.maximum(group.count - 1, 1.0)
     if config.scale == "none":
-        return centred.ravel()
-    axis = 1 if config.scale == "group" else None
-    return (centred / (_Statistics.of(centred, scored, axis).deviation + eps)).ravel()
+        return (centred * unit).ravel()
+    return (centred / (_Statistics.of(centred, scored, axis).deviation + _in_unit(eps, unit))).ravel()
 
 
 def token_advantages(
@@ -71,14 +73,28 @@ def token_advantages(
     scored = completion & jnp.isfinite(reward)[:, None]
     ahead = jnp.cumsum(jnp.where(scored, cost, 0.0)[:, ::-1], axis=1)[:, ::-1]
     returns = jnp.where(scored, reward[:, None] - ahead, 0.0)
+    unit = _unit(jnp.max(jnp.abs(returns)))
+    returns = returns / unit
     batch = _Statistics.of(returns, scored, axis=None)
-    return batch.centre(returns, scored) / (batch.deviation + eps)
+    return batch.centre(returns, scored) / (batch.deviation + _in_unit(eps, unit))
 
 
 def zero_variance(reward: Float[Array, "R"], group_size: int) -> Bool[Array, "N"]:
     """Return for each group whether its finite rewards are all equal, but for their rounding (`SPREAD`)."""
     grouped = reward.reshape(-1, group_size)
     return ~_Statistics.of(grouped, jnp.isfinite(grouped), axis=1).differs[:, 0]
+
+
+def _unit(largest: Array) -> Array:
+    """Return a power of 2 near the largest value, so that dividing by it rounds nothing.
+
+    Its reciprocal must not be subnormal, which devices take for 0.
+    """
+    return jnp.ldexp(jnp.float32(1.0), jnp.clip(jnp.frexp(largest)[1], -126, 126))
+
+
+def _in_unit(eps: float, unit: Array) -> Array:
+    return jnp.maximum(eps / unit, jnp.finfo(jnp.float32).tiny)
 
 
 @dataclass(frozen=True)
@@ -90,7 +106,7 @@ class _Statistics:
 
     Attributes:
         count:     number of scored values, at least 1.
-        unit:      a power of 2, so that dividing by it rounds nothing.
+        unit:      of the largest value (`_unit`).
         lowest:    lowest value, in this unit.
         mean:      mean difference from the lowest value, in this unit.
         differs:   the spread of the values is more than their rounding.
@@ -108,8 +124,7 @@ class _Statistics:
     def of(cls, values: Float[Array, "N G"], scored: Bool[Array, "N G"], axis: int | None) -> "_Statistics":
         count = jnp.maximum(jnp.sum(scored, axis=axis, keepdims=True, dtype=jnp.float32), 1.0)
         largest = jnp.max(jnp.abs(values), axis=axis, keepdims=True, where=scored, initial=0.0)
-        # Its reciprocal must not be subnormal, which devices take for 0.
-        unit = jnp.ldexp(jnp.float32(1.0), jnp.clip(jnp.frexp(largest)[1], -126, 126))
+        unit = _unit(largest)
         values = jnp.where(scored, values / unit, 0.0)
         highest = jnp.max(values, axis=axis, keepdims=True, where=scored, initial=-jnp.inf)
         lowest = jnp.min(values, axis=axis, keepdims=True, where=scored, initial=jnp.inf)

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,22 +11,26 @@ import numpy as np
 import pytest
 
 from configs.schema import DataConfig, RewardConfig, RunConfig
+from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
 from launch.data.arithmetic import ALPHABET
 from launch.data.problems import Problem
+from launch.data.stop_strings import find_stop_strings
 from launch.data.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
+from launch.evaluation.one_prompt import answer_text
 from launch.evaluation.report import set_report
 from launch.evaluation.sampler import Sampled
 from launch.evaluation.sets import completion_records
 from launch.rewards.answers import AnswerRule, Completion
-from launch.rewards.boxes import stated_answers
+from launch.rewards.boxes import boxed, stated_answers
+from launch.rewards.host_scorer import HostScorer
 from launch.rewards.reader import AnswerReader
-from launch.rewards.reward_fn import final_answers, function_reward, host_scorer, make_reward, unscorable_answers
+from launch.rewards.reward_fn import final_answers, function_reward, make_reward, unscorable_answers
 from launch.rewards.scorers import load_scorer, scorer_of
 from launch.rewards.thinking import describe_thinking
 from launch.rewards.workers import RewardPool
 from launch.run.first_problem import describe_first_problem
-from launch.setup.problems import Problems
+from launch.setup.problems import Problems, build_tokenizer
 from specjax.rewards import RewardFn
 from tests.faults.test_tokens import tagged  # noqa: F401, a fixture
 from tests.launch.tokenizer_files import change, write_word_tokenizer
@@ -63,6 +68,7 @@ def test_row_67_the_answer_comes_after_thinking_and_before_a_stop_string(
     rule = AnswerRule(TAGS, ("</answer>", "never"))
     assert rule.answer_in(text, opened) == answer
     assert AnswerRule().answer_in(text) == text
+    assert rule.opened_by("<think>a</think>b<|bot|><think>\nOkay, so")
     assert rule.opened_by("hello<|bot|><think>\n") and not rule.opened_by("<think>\n\n</think>\n\n")
 
 
@@ -85,7 +91,9 @@ def test_row_67_accuracy_majority_and_samples_count_answers_alone(scorer: str) -
     for row, each in zip(tokens, completions, strict=True):
         row[: len(each)] = each
     with RewardPool(reward) as pool:
-        value, correct = host_scorer(pool, tokenizer, [PROBLEM])(tokens, lengths, ids)
+        value, correct = HostScorer(pool, AnswerReader(pool.rule, tokenizer, [PROBLEM]), pool.config)(
+            tokens, lengths, ids
+        )
         assert pool.score([cut, wrong, right], ["4"] * 3)[:, 0].tolist() == value.tolist() == [0, 0, 1]
     final = final_answers(config, tokenizer, [PROBLEM])
     assert final is not None and [final(each, 0) for each in completions] == [None, "5", "4"]
@@ -171,11 +179,35 @@ def test_row_67_scorers_of_ones_own_get_the_answer_and_the_whole_text() -> None:
     def reward(completion: str, problem: dict[str, Any], *, whole_text: str, scale: float = 1.0) -> float:
         return scale * (10 * len(completion) + len(whole_text) + float(problem["answer"]) / 10)
 
-    score = function_reward(reward, [PROBLEM], ByteTokenizer(), AnswerRule(TAGS)).score
+    score = function_reward(reward, [PROBLEM], ByteTokenizer(), TAGS).score
     for text, expected in (("<think></think>abc", 48.4), ("<think>abc", 10.4), ("abc", 33.4)):
         tokens = np.array([list(text.encode())], np.int32)
         (value,), _ = score(tokens, np.array([len(text)]), np.array([0]))
         assert value == np.float32(expected)
+
+
+def test_stop_strings_of_the_tokenizer_end_answers_everywhere() -> None:
+    """They are those of the model and of the recipe."""
+    tokenizer = ByteTokenizer()
+    tokenizer.stop_strings = find_stop_strings(("</answer>",), tokenizer)
+    text = "4</answer>"
+    tokens, lengths = np.array([list(text.encode())], np.int32), np.array([len(text)])
+    reward = function_reward(lambda completion, answer: len(completion), [PROBLEM], tokenizer)
+    assert reward.score(tokens, lengths, np.array([0]))[0].tolist() == [1.0]
+    experiment: Any = SimpleNamespace(tokenizer=tokenizer)
+    assert answer_text(experiment, list(text.encode())) == "4"
+
+
+@pytest.mark.parametrize("pattern", ["<answer>(.*?)</answer>", r"<answer\>(.*?)\<\/answer>$", r"(\d)</answer>\n"])
+def test_a_pattern_that_looks_for_a_stop_string_is_refused(pattern: str) -> None:
+    def build(*stops: str) -> None:
+        reward = RewardConfig("regex", pattern=pattern)
+        config = RunConfig(name="x", steps=1, data=DataConfig(tokenizer="bytes"), reward=reward)
+        build_tokenizer(replace(config, rollout=replace(config.rollout, stop_strings=stops)))
+
+    with refuses("reward.pattern = ...: must not have </answer>, which is cut with rollout.stop_strings", ConfigError):
+        build("</answer>")
+    build(">.", "or", ".*")
 
 
 def as_called(function: Callable[..., Any]) -> Any:
@@ -200,6 +232,12 @@ def wrapped(function: Callable[..., Any]) -> Callable[..., Any]:
         (lambda problem, completion: (completion, problem["prompt"]), ("part", "p")),
         (lambda ground_truth, response: (response, ground_truth), ("part", "a")),
         (lambda x, problem: (x, problem["prompt"]), ("part", "p")),
+        (lambda y_true, y_pred: (y_pred, y_true), ("part", "a")),
+        (lambda label, text: (text, label), ("part", "a")),
+        (lambda gt, pred: (pred, gt), ("part", "a")),
+        (lambda expected_answer, generated: (generated, expected_answer), ("part", "a")),
+        (lambda reference_answer, model_output: (model_output, reference_answer), ("part", "a")),
+        (lambda ref, hyp: (hyp, ref), ("part", "a")),
         (lambda x, whole_text: (x, whole_text), ("part", "all")),
         (lambda whole_text, x: (x, whole_text), ("a", "all")),
         (lambda answer, whole_text, completion: (answer, whole_text, completion), ("a", "all", "part")),
@@ -222,6 +260,7 @@ def test_row_70_names_of_parameters_are_obeyed(function: Callable[..., Any], got
         (lambda completion, response: 0, "names must give the completion to one"),
         (lambda prompts, completions, **columns: 0, "prompts is not given"),
         (lambda completion, prompt: 0, "prompt is not given"),
+        (lambda question, answer: 0, "question is not given"),
         (lambda completion, answer, extra: 0, "extra is not given"),
         (lambda completion: 0, "takes too few"),
     ],
@@ -233,12 +272,39 @@ def test_row_70_names_that_contradict_places_are_refused(function: Callable[...,
 
 def test_row_69_answers_whose_number_alone_is_not_their_value_are_counted() -> None:
     pytest.importorskip("math_verify")
-    bad = ["34 dollars", "2nd", "April 4", r"\text{34 dollars}", "about 5", "€34"]
+    bad = [
+        "34 dollars",
+        "2nd",
+        "April 4",
+        r"\text{34 dollars}",
+        "about 5",
+        "€34",
+        "12 L",
+        "34 Rs",
+        "5 m/s",
+        "34¢",
+        "3/4 cup",
+    ]
     good = ["34", "34.", "34,", "10 km", r"34 \text{ dollars}", "2516_8", "2025-01-02", r"\frac{1}{2}", "x", "3 or 4"]
+    good += ["2 hours 30 minutes", "January 2, 2025", r"\sqrt{2} meters", "2x", "x = 3"]
+    good += [
+        r"\log_2 8",
+        "3 sin x",
+        "x^2",
+        "2x + 1",
+        "-3",
+        "5!",
+        r"50\%",
+        r"\$34",
+        r"90^\circ",
+        r"\frac{\pi}{2}",
+        "(1,2)",
+    ]
     with RewardPool(RewardConfig("math", workers=1, time_limit_s=20)) as pool:
-        problems = [Problem(prompt="", answer=answer) for answer in [*bad, *good]]
-        assert unscorable_answers(pool, problems) == bad
-    assert stated_answers("34 dollars") == [r"\boxed{34 dollars}", r"\boxed{34}"]
+        problems = [Problem(prompt="", answer=answer) for answer in ["never{", *bad, *good]]
+        assert unscorable_answers(pool, problems) == (["never{"], bad)
+    for answer, number in {"34 °C": "34", "34 cm^2": "34", "3/4 cup": "3/4", r"2^{10} bytes": "2^{10}"}.items():
+        assert stated_answers(answer) == [boxed(answer), boxed(number)]
     scorer = load_scorer("math")
     for answer, completion in (("34.", "34"), ("34,", "34"), ("34", "34."), ("1,234.", "1234")):
         assert scorer.score(rf"\boxed{{{completion}}}", answer) == 1.0
@@ -255,8 +321,36 @@ VALUES = {
     "01/02/2025": (["01/02/2025", "1/2/2025"], [r"\frac{1}{4050}", "2/1/2025"]),
     "1.2.3": (["1.2.3"], ["0.36", "1.2", "1.2.4"]),
     "10:05": (["10:05"], ["2", "10", "10:50"]),
-    "3:4": (["3:4", r"\frac{3}{4}"], ["3", "4:3"]),
+    "3:4": (["3:4", r"\frac{3}{4}", "6:08", "30:40"], ["3", "4:3"]),
+    "1:2": (["5:10", "1/2"], ["10:05", "2"]),
+    "3/40": (["3:40"], ["3:04", "40"]),
     "3-5": (["3-5", "3 – 5"], ["-2", "3", "4"]),
+    "silent": (["Silent", r"\text{silent}"], ["listen", r"\text{listen}", r"\text{l i s t e n}"]),
+    "BCD": (["BCD", r"\mathrm{BCD}", "B, C, D".replace(", ", " ")], ["BDC", "CBD", r"\text{B D C}"]),
+    "ab": (["ab"], ["ba"]),
+    "well-known": (["well-known"], ["known-well"]),
+    "ab + 1": (["1 + ba", "ab+1"], ["ab"]),
+    "0x1F": (["0x1f"], ["0x1E", "0", "1"]),
+    "0b101": (["0b101"], ["0b100", "0", "101"]),
+    "45": (["45", "45.0"], ["4 5", r"\text{4} 5", "(4)(5)", "5 4"]),
+    "123": (["123"], ["1 2 3", "12 3"]),
+    "12": (["12", "3 \\cdot 4"], [r"\text{1} 2", "1 2", "0x12"]),
+    "3": ([r"\log_2 8", r"\log_{2} 8", "3.0"], [r"\log_2 4", "2 hours 3"]),
+    "2x_1": (["x_1 2", "2x_1", r"2 \cdot x_1"], ["2x_2", "21"]),
+    "3 + 2 C_1": (["2C_1 + 3", "3+2C_1"], ["2C_2 + 3"]),
+    r"2\text{ hours }40\text{ minutes}": (["2 hours 40 minutes"], [r"2\text{ hours }30\text{ minutes}", "240"]),
+    "5h 30m": (["5h30m", "5 h 30 m"], ["3h 50m"]),
+    "2 x 3": (["2x3"], ["3x2"]),
+    r"5 \text{ m}^2": (
+        [r"5 \text{ m}^{2}", r"5 \text{ square metres}", "5", r"5 \text{ m}²"],
+        [r"5 \text{ m}", "5 m^3"],
+    ),
+    r"9 \text{ m/s}": ([r"9\text{m/s}", "9"], [r"9 \text{ m/s}^2"]),
+    "5": (
+        ["5", "x=5", r"\approx 5", r"\boxed{5}"],
+        ["4 (or 5)", "4 或 5", "4 or maybe 5", r"4 \text{ (or 5)}", "4 or 5"],
+    ),
+    "4": (["4", r"\text{Area} = 4"], [r"\neq 4", r"x \neq 4", "> 4", "≥ 4", r"\leq 4", r"\text{at least } 4", "not 4"]),
     "1 1/2": (["1.5", r"1\frac{1}{2}"], ["1", "2"]),
     "7": (["7", "3+4"], ["3 4", r"3 \lor 7", r"3 \to 7", "3, 7", "3 or 7", "3 & 7"]),
     "(1,2)": (["(1,2)", "1,2", r"\left(1, 2\right)"], ["2,1", "(2,1)", r"\{1,2\}", "[1,2]", "1"]),
@@ -292,6 +386,13 @@ def test_row_74_only_the_same_value_is_equal(answer: str) -> None:
         ),
         *((text, "4") for text in ("Answer: 4. Check: 4+5=9", "The answer is 4. I am 90% sure.", "4 km")),
         *(("The answer is 2516_8.", "2516_8"), ("On 2025-01-02.", "2025-01-02"), ("The answer is 50%.", "0.5")),
+        *((text, None) for text in ("It is 4, or possibly even 5", "Either 4, 5, maybe 6.", "The answer is not 4.")),
+        *((text, None) for text in ("It isn't 4.", "It is less than $4$", "It is at least 4", "It can't be 4")),
+        *((rf"\boxed{{4}} {between} $\boxed{{5}}$", None) for between in ("or", "or maybe", "$ or $", "/", "或")),
+        *((text, None) for text in (r"\boxed{6} or \boxed{4} or \boxed{5}", "4 or 4.5", "4, not 5")),
+        *(("The answer is 2x", "2x"), ("It is 5e3", "5e3"), ("4km", "4"), (r"$\neq 4$", r"\neq 4")),
+        *(("The answer is 12 (or 12.0)", "12"), ("It is 0.5 or 1/2.", "1/2"), (r"\boxed{5} or \boxed{5.0}", "5")),
+        *((r"\boxed{4}. Or rather: \boxed{5}", "5"), (r"Not \boxed{4}, but \boxed{5}", "5")),
         *(("It takes 10:05.", "10:05"), (r"The answer is 3\sqrt{2}.", r"3\sqrt{2}"), ("1,000 or more", "1000")),
     ],
 )

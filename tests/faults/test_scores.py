@@ -23,8 +23,9 @@ from launch.cli.errors import ConfigError
 from launch.data.problems import Problem, read_problems
 from launch.data.tokenizers import ByteTokenizer
 from launch.rewards.answers import Completion
-from launch.rewards.host_scorer import as_object
-from launch.rewards.reward_fn import host_scorer, make_reward, unscorable_answers
+from launch.rewards.host_scorer import HostScorer, as_object
+from launch.rewards.reader import AnswerReader
+from launch.rewards.reward_fn import make_reward, unscorable_answers
 from launch.rewards.scorers import load_scorer
 from launch.rewards.workers import PRINTED_LINES, RewardPool
 from tests.launch.processes import gone
@@ -224,8 +225,8 @@ def test_row_05_unscorable_answers_are_counted(scorer: str, good: list[str], cap
     bad = "four{" if scorer == "math" else "#4"
     problems = [Problem(prompt="x", answer=answer) for answer in (*good, bad, bad)]
     with RewardPool(RewardConfig(scorer, workers=1, time_limit_s=20)) as pool:
-        assert unscorable_answers(pool, problems[:-2]) == []
-        assert unscorable_answers(pool, problems) == [bad]
+        assert unscorable_answers(pool, problems[:-2]) == ([], [])
+        assert unscorable_answers(pool, problems) == ([bad], [])
         make_reward(pool, problems, ByteTokenizer())
     (warning,) = [record.getMessage() for record in caplog.records if "reward.scorer" in record.getMessage()]
     assert f"reward.scorer = {scorer}: 2 of {len(problems)} " in warning and repr(bad) in warning
@@ -267,6 +268,8 @@ def test_final_answers_of_math_are_the_same_for_equal_values() -> None:
     final = scorer.final_answer
     assert final is not None and final("no idea") is None
     assert final(r"so \boxed{\frac{1}{2}}") == final(r"hence \boxed{\frac12}.") == final("It is $1/2$") is not None
+    for texts in (("2", "2.0"), ("0.5", r"\frac{1}{2}", r"50\%"), (r"\sqrt{12}", r"2\sqrt{3}"), ("2^{10}", "2^{10}")):
+        assert len({final(rf"\boxed{{{text}}}") for text in texts}) == 1
     assert final("The answer is 1,000.") == final(r"\boxed{1000}") != final(r"\boxed{100}")
 
 
@@ -317,11 +320,13 @@ def test_row_52_a_scorer_may_take_the_whole_problem(
     for line, completion in zip(tokens, ("hi", "no"), strict=True):
         line[:2] = tokenizer.encode(completion)
     with RewardPool(config) as pool:
-        (_, _, values) = host_scorer(pool, tokenizer, problems)(tokens, np.array([2, 2]), np.array([0, 0]))
+        (_, _, values) = HostScorer(pool, AnswerReader(pool.rule, tokenizer, problems), pool.config)(
+            tokens, np.array([2, 2]), np.array([0, 0])
+        )
     assert values.tolist() == [[1.25, 1.0], [0.25, 1.0]]
     # It also gets the problem when answers are checked.
     with RewardPool(RewardConfig("exact", also=(f"{module}:whole",), workers=1)) as pool:
-        assert unscorable_answers(pool, problems) == []
+        assert unscorable_answers(pool, problems) == ([], [])
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_loading_and_the_check_of_answers_stop(tmp_path: Path):
 
     pool: Any = SimpleNamespace(config=RewardConfig("exact", workers=2), scorers=["exact"], score=score)
     problems = [Problem(prompt="", answer=str(number)) for number in range(40)]
-    assert unscorable_answers(pool, problems) == ["1"] and scored == [16, 16, 8]
+    assert unscorable_answers(pool, problems) == (["1"], []) and scored == [16, 16, 8]
     with pytest.raises(Stopped, match="check of 40 answers: stopped after 2 of 3 parts"):
         unscorable_answers(pool, problems, stopping_after(2))
 

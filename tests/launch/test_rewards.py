@@ -12,8 +12,9 @@ from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer
-from launch.rewards.host_scorer import length_penalty
-from launch.rewards.reward_fn import final_answer_of, function_reward, host_scorer
+from launch.rewards.host_scorer import HostScorer, length_penalty
+from launch.rewards.reader import AnswerReader
+from launch.rewards.reward_fn import final_answer_of, function_reward
 from launch.rewards.scorers import load_scorer
 from launch.rewards.workers import RewardPool
 from specjax.rewards import HostScore
@@ -105,7 +106,11 @@ def scoring(config: RewardConfig) -> Iterator[HostScore]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(HERE)
         with RewardPool(config) as pool:
-            yield host_scorer(pool, ByteTokenizer(), [Problem(prompt="", answer=str(i)) for i in range(4)])
+            yield HostScorer(
+                pool,
+                AnswerReader(pool.rule, ByteTokenizer(), [Problem(prompt="", answer=str(i)) for i in range(4)]),
+                pool.config,
+            )
 
 
 def rows(*completions: str) -> tuple[np.ndarray, np.ndarray]:

@@ -96,12 +96,21 @@ def test_a_group_of_equal_rewards_has_a_small_advantage_or_none(config: Advantag
         # Fewer than two scores give no advantage, small differences do.
         ([np.nan, np.nan, np.nan, np.nan, 2.0, np.nan], 3, [0] * 6, [True, True]),
         ([1.0, 1.0, 1.0, 1.001], 4, [-(3**-0.5)] * 3 + [3**0.5], [False]),
+        # Reciprocals of large deviations are subnormal, and differences from the mean overflow.
+        ([1.6e38, -1.6e38, 0.0, 0.0], 4, [2**0.5, -(2**0.5), 0, 0], [False]),
+        (
+            [3.4e38, -3.4e38, -3.4e38, -3.4e38, 1e38, 1e38, 1e38, 1e38],
+            4,
+            [3**0.5] + [-(3**-0.5)] * 3 + [0] * 4,
+            [False, True],
+        ),
     ],
 )
 def test_advantages_of_groups(reward: list[float], group: int, expected: list[float], equal: list[bool]) -> None:
     given = jnp.array(reward, jnp.float32)
     np.testing.assert_allclose(group_advantages(given, group), expected, rtol=0.01, atol=1e-5)
     np.testing.assert_array_equal(zero_variance(given, group), equal)
+    assert np.isfinite(token_advantages(given, jnp.zeros((len(reward), 2)), jnp.ones((len(reward), 2), bool))).all()
 
 
 def test_tokens_have_the_returns_of_later_tokens() -> None:
