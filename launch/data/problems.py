@@ -16,7 +16,6 @@ from launch.data.json_lines import (
     optional_value,
     require_fields,
     text_field,
-    without_nulls,
 )
 from launch.data.prompts import Message, Prompt, prompt_text, read_prompt, tool_texts
 from launch.data.records import read_records
@@ -132,7 +131,7 @@ def read_problems(
                 answer=answer.strip(),
                 solution=solution,
                 source=where,
-                columns=without_nulls(record) if own else {},
+                columns={name: value for name, value in record.items() if value is not None} if own else {},
             )
 
     name = paths if isinstance(paths, str | Path) else " ".join(paths)
