@@ -95,9 +95,8 @@ def load_answers(
 def _turns_of(path: str | Path) -> Iterator[tuple[dict[str, Any], bool, str]]:
     """Yield (turn, whether it calls tools, place) for each answer in a file, as `_turns` does."""
     for record, where in read_records("responses", path, "train", (), _FIELDS):
-        tools = {name: record[name] for name in ("tools",) if name in record}
         for turn, calls_tools in _turns(record, where):
-            yield turn | tools, calls_tools, where
+            yield turn | {"tools": record.get("tools")}, calls_tools, where
 
 
 def _turns(record: dict[str, Any], where: str) -> Iterator[tuple[dict[str, Any], bool]]:

@@ -45,7 +45,7 @@ TOKENIZER_FILES = (
 )
 # Files of a checkpoint. In these patterns a star matches slashes too. consolidated*: a second copy of the same weights.
 CHECKPOINT_FILES = ("*.safetensors", "*.json", *TOKENIZER_FILES)
-# Of folders, only those that begin with "add" are fetched.
+# Of folders, only additional_chat_templates is fetched: these are the folders that do not begin with "add".
 _NOT_FETCHED = ("[!a]*/*", "a[!d]*/*", "ad[!d]*/*", "consolidated*")
 
 

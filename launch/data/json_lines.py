@@ -56,13 +56,13 @@ def read_lines(option: str, path: str | Path) -> Iterator[tuple[dict[str, object
     """
     text = read_text(option, path)
     if text.lstrip().startswith("["):
-        for number, item in enumerate(_parse(text, str(path)), start=1):
+        for number, item in enumerate(parse_json(text, str(path)), start=1):
             yield _object(item, f"{path}: item {number}"), f"{path}: item {number}"
         return
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             where = f"{path}:{number}"
-            yield _object(_parse(line, where), where), where
+            yield _object(parse_json(line, where), where), where
 
 
 def read_text(option: str, path: str | Path) -> str:
@@ -109,8 +109,9 @@ def without_nulls(value: Any) -> Any:
 def text_field(record: dict[str, object], field: str, where: str) -> str:
     """Return the text of a field; `a.b` also names field b of the object in field a.
 
-    A number is written in decimals, 0.00001 for 1e-5, because scorers read the e as Euler's number. Raises ConfigError,
-    naming `where`, unless the field is non-blank text or a number that float64 can hold.
+    A number is written in decimals, 0.00001 for 1e-5, because scorers read the e as Euler's number, and 2 for 2.0,
+    because Arrow makes floats of the integers of a column that also has other numbers. Raises ConfigError, naming
+    `where`, unless the field is non-blank text or a number that float64 can hold.
     """
     return _text(field_value(record, field, where), field, where)
 
@@ -188,7 +189,7 @@ def _text(value: object, field: str, where: str) -> str:
         number = Decimal(str(value) if isinstance(value, float) else value)
         if not math.isfinite(float(number)) or (number and not float(number)):
             raise ConfigError(f"{where}: field {field!r} = {str(number)[:40]}: must be a finite number within float64")
-        return f"{number:f}"
+        return str(int(number)) if number == int(number) else f"{number:f}"
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(
             f"{where}: field {field!r} must be text or a number, not {json.dumps(value, default=str)[:80]}"
@@ -198,7 +199,8 @@ def _text(value: object, field: str, where: str) -> str:
     return value
 
 
-def _parse(text: str, where: str) -> Any:
+def parse_json(text: str, where: str) -> Any:
+    """Return the value of JSON as `read_lines` reads it. Raises ConfigError, naming `where`; also for repeated keys."""
     try:
         return json.loads(text, parse_float=Decimal, parse_constant=Decimal, object_pairs_hook=object_of_pairs)
     except (ValueError, RecursionError, ArithmeticError) as error:

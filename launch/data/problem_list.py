@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,8 @@ from launch.cli.paths import CONFIG_FILE
 from models.files import write_atomically
 from specjax.options import show
 
-# A generator may never end.
-MOST_PROBLEMS = 1_000_000
+# A generator may never end, and its problems may be large. Letters are those of the file.
+MOST_PROBLEMS, MOST_LETTERS = 1_000_000, 2**30
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,18 @@ class ProblemList:
         """
         if isinstance(problems, Mapping) or not hasattr(problems, "__iter__"):
             raise ConfigError(f"data = {show(problems)}: must be a path, a name on the hub, or a list of dicts")
-        lines = "".join(_line(number, problem) for number, problem in enumerate(islice(problems, MOST_PROBLEMS + 1)))
-        if not lines:
+        written, letters = list[str](), 0
+        for number, problem in enumerate(problems):
+            written.append(line := _line(number, problem))
+            letters += len(line)
+            if number >= MOST_PROBLEMS or letters > MOST_LETTERS:
+                raise ConfigError(
+                    f"data = {type(problems).__name__}: must hold at most {MOST_PROBLEMS:,} problems and "
+                    f"{MOST_LETTERS:,} letters; more go into a file"
+                )
+        if not written:
             raise ConfigError("data = []: must hold at least one problem")
-        if lines.count("\n") > MOST_PROBLEMS:
-            raise ConfigError(
-                f"data = {type(problems).__name__}: must hold at most {MOST_PROBLEMS:,} problems; more go into a file"
-            )
+        lines = "".join(written)
         name = f"data-{hashlib.sha256(lines.encode()).hexdigest()[:12]}.jsonl"
         paths = [directory / name for directory in directories]
         return cls(lines, next((path for path in paths if path.exists()), paths[0]))
@@ -99,7 +103,10 @@ def _line(number: int, problem: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers and arrays of numpy as those of Python."""
-    if isinstance(value, np.generic | np.ndarray):
-        return value.tolist()
+    """Return numbers and arrays of numpy as those of Python, floats with the fewest digits that their type needs."""
+    if isinstance(value, np.ndarray):
+        return [*value] if value.ndim else value[()]
+    if isinstance(value, np.generic):
+        item = value.tolist()
+        return float(str(value)) if isinstance(item, float) else item
     raise TypeError(f"{type(value).__name__} is no JSON value")

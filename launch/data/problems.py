@@ -16,7 +16,6 @@ from launch.data.json_lines import (
     optional_value,
     require_fields,
     text_field,
-    without_nulls,
 )
 from launch.data.prompts import Message, Prompt, prompt_text, read_prompt, tool_texts
 from launch.data.records import read_records
@@ -132,7 +131,7 @@ def read_problems(
                 answer=answer.strip(),
                 solution=solution,
                 source=where,
-                columns=without_nulls(record) if own else {},
+                columns={name: value for name, value in record.items() if value is not None} if own else {},
             )
 
     name = paths if isinstance(paths, str | Path) else " ".join(paths)
@@ -256,10 +255,14 @@ def describe_leak(train: Sequence[Problem], held_out: Sequence[Problem]) -> str 
 def _leak_keys(problems: Sequence[Problem]) -> list[set[str]]:
     """Return the folded question of each problem, with and without the messages that all of them begin with."""
     prompts, common = [problem.messages for problem in problems], 0
-    if len(prompts) > 1:
-        first = prompts[0]
-        shortest = min(map(len, prompts))
-        while common < shortest - 1 and all(prompt[common] == first[common] for prompt in prompts):
+    if prompts:
+        first, shortest = prompts[0], min(map(len, prompts))
+        # One problem by itself does not show what others begin with; its system messages are a guess.
+        while common < shortest - 1 and (
+            first[common].role == "system"
+            if len(prompts) == 1
+            else all(prompt[common] == first[common] for prompt in prompts)
+        ):
             common += 1
     return [
         {

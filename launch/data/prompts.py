@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from launch.cli.errors import ConfigError
-from launch.data.json_lines import field_value, json_text, optional_value, text_field, without_nulls
+from launch.data.json_lines import field_value, json_text, optional_value, parse_json, text_field, without_nulls
 from specjax.options import show
 
 # Fields by which an assistant calls tools. Such a message may have no content.
@@ -61,8 +61,10 @@ class Conversation(tuple[Message, ...]):
 
 Prompt: TypeAlias = str | tuple[Message, ...]
 
-# The beginning of a list of objects, as JSON or Python writes it.
-_LIST_OF_OBJECTS = re.compile(r"\s*\[\s*\{\s*['\"]")
+# The beginning of an object or a list of objects, as JSON or Python writes it.
+_OBJECTS = re.compile(r"\s*(\[\s*)?\{\s*['\"]")
+# Fields by which a message is known.
+_MESSAGE_FIELDS = ({"role", "content"}, {"from", "value"})
 
 
 def tools_of(prompt: Prompt) -> Sequence[dict[str, Any]]:
@@ -91,9 +93,9 @@ def read_prompt(record: dict[str, object], field: str, where: str, tools: str | 
 
 def _read_prompt(record: dict[str, object], field: str, where: str) -> Prompt:
     value = messages_in(field_value(record, field, where), f"{where}: field {field!r}")
-    if not isinstance(value, list):
+    if not isinstance(value, list | dict):
         return text_field(record, field, where)
-    if not value or not all(isinstance(message, dict) for message in value):
+    if isinstance(value, dict) or not value or not all(isinstance(message, dict) for message in value):
         excerpt = json.dumps(value, default=str)[:80]
         raise ConfigError(
             f"{where}: field {field!r} must be text or a list of messages with role and content, not {excerpt}"
@@ -108,16 +110,31 @@ def _read_prompt(record: dict[str, object], field: str, where: str) -> Prompt:
 
 
 def messages_in(value: object, owner: str) -> object:
-    """Return the messages of which a text is the JSON, as files of CSV hold them; other values unchanged.
+    """Return the value of which a text is the JSON, as files of CSV hold it, if it is messages; others unchanged.
 
-    Raises ConfigError, beginning with `owner`, for a list of messages as Python prints it.
+    Messages are a list of them, one by itself, or an object that holds a list. Raises ConfigError, beginning with
+    `owner`, for messages that are not JSON, such as a list as Python prints it.
     """
-    if not isinstance(value, str) or not _LIST_OF_OBJECTS.match(value) or not value.rstrip().endswith("]"):
+    if not isinstance(value, str) or not _OBJECTS.match(value) or not value.rstrip().endswith(("]", "}")):
         return value
-    read = _parsed(value)
-    if read == value and all(re.search(rf"""['"]{name}['"]\s*:""", value) for name in ("role", "content")):
-        raise ConfigError(f"{owner} = {show(value)}: is not JSON; must be, with its quotes, to be messages")
-    return read if all(isinstance(each, dict) and "role" in each for each in read) else value
+    try:
+        read = without_nulls(parse_json(value, f"{owner} = {show(value)}"))
+    except (ConfigError, RecursionError) as error:
+        names = {name for _, name in re.findall(r"""(['"])(\w+)\1\s*:""", value)}
+        if not any(fields <= names for fields in _MESSAGE_FIELDS):
+            return value
+        raise ConfigError(f"{error}; must be JSON, with its quotes, to be messages") from None
+    return read if _are_messages(read) else value
+
+
+def _are_messages(value: Any) -> bool:
+    if isinstance(value, dict):
+        if any(fields <= value.keys() for fields in _MESSAGE_FIELDS):
+            return True
+        value = value.get("messages") or value.get("conversations")
+    return isinstance(value, list) and all(
+        isinstance(each, dict) and ("role" in each or {"from", "value"} <= each.keys()) for each in value
+    )
 
 
 def _read_tools(record: dict[str, object], field: str | None, where: str) -> list[dict[str, Any]]:
@@ -140,8 +157,8 @@ def _parsed(value: object) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return without_nulls(json.loads(value))
-    except (ValueError, RecursionError):
+        return without_nulls(parse_json(value, ""))
+    except (ConfigError, RecursionError):
         return value
 
 

@@ -2,11 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from launch.cli.errors import ConfigError, as_config_error
+from launch.cli.errors import ConfigError, as_config_error, first_line
 from launch.data.hub import TOKENIZER_FILES
 from models.files import check_file, read_json, write_json
 
@@ -29,7 +30,10 @@ def load_tokenizer(directory: Path) -> Any:
         ) from None
     try:
         # Without trust_remote_code, transformers may ask on stdin whether to run the model's own code.
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        with refusing_panics(directory):
+            return AutoTokenizer.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except ConfigError:
+        raise
     except Exception as error:  # transformers raises many types
         if "trust_remote_code" in str(error):
             raise ConfigError(
@@ -38,6 +42,20 @@ def load_tokenizer(directory: Path) -> Any:
             ) from None
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(f"model.path = {directory}: cannot load a tokenizer from it: {reason}") from error
+
+
+@contextmanager
+def refusing_panics(directory: str | Path) -> Iterator[None]:
+    """Turn a panic of the tokenizers library, which is no Exception, into a ConfigError. Patterns may cause one."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # it cannot be imported
+            raise
+        raise ConfigError(
+            f"model.path = {directory}: its tokenizer fails: {first_line(error)}; must have a tokenizer.json whose "
+            "patterns fit the text"
+        ) from None
 
 
 def listed_stop_tokens(tokenizer: Any, directory: Path) -> tuple[int, ...]:

@@ -5,7 +5,6 @@ import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
-from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,7 +12,7 @@ from launch.cli.errors import ConfigError
 from launch.data.chat_template import render
 from launch.data.hub import checkpoint_directory
 from launch.data.prompts import CALLS, Conversation, Message, Prompt, prompt_fields, tools_of
-from launch.data.tokenizer_files import listed_stop_strings, listed_stop_tokens, load_tokenizer
+from launch.data.tokenizer_files import listed_stop_strings, listed_stop_tokens, load_tokenizer, refusing_panics
 from specjax.options import show
 
 logger = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ class ByteTokenizer:
     vocab_size = 257
 
     def __init__(self, instruction: str = "{prompt}") -> None:
-        self._instruction = _checked(instruction)
+        self._instruction, self._warned = _checked(instruction), set[str]()
         self.stop_tokens: tuple[int, ...] = (256,)
         self.stop_strings: tuple[str, ...] = ()
 
@@ -87,7 +86,7 @@ class ByteTokenizer:
     with_special_tokens = decode  # there are none
 
     def chat(self, prompt: Prompt) -> list[int]:
-        return self.encode(self._instruction.format(prompt=_only_text(prompt)))
+        return self.encode(self._instruction.format(prompt=_only_text(prompt, self._warned)))
 
 
 class CharacterTokenizer:
@@ -97,7 +96,7 @@ class CharacterTokenizer:
     """
 
     def __init__(self, alphabet: str, instruction: str = "{prompt}") -> None:
-        self._alphabet, self._instruction = alphabet, _checked(instruction)
+        self._alphabet, self._instruction, self._warned = alphabet, _checked(instruction), set[str]()
         self.vocab_size = len(alphabet) + 1
         self.stop_tokens: tuple[int, ...] = (len(alphabet),)
         self.stop_strings: tuple[str, ...] = ()
@@ -118,7 +117,7 @@ class CharacterTokenizer:
     with_special_tokens = decode  # there are none
 
     def chat(self, prompt: Prompt) -> list[int]:
-        return self.encode(self._instruction.format(prompt=_only_text(prompt)))
+        return self.encode(self._instruction.format(prompt=_only_text(prompt, self._warned)))
 
 
 class HuggingFaceTokenizer:
@@ -174,7 +173,7 @@ class HuggingFaceTokenizer:
         return None if has_none else self._tokenizer.get_chat_template(given, self._template_kwargs.get("tools"))
 
     def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._encode(text)
 
     def token_ids(self) -> Collection[int]:
         return {*self._tokenizer.get_vocab().values(), *self.stop_tokens}
@@ -182,9 +181,7 @@ class HuggingFaceTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         # Skip stop tokens here: the ones in generation_config.json may not be special tokens of the tokenizer.
         text_ids = [i for i in ids if 0 <= i < self.vocab_size and i not in self.stop_tokens]
-        # Clean-up would take spaces away that the policy wrote.
-        options = {"skip_special_tokens": self._skips_special, "clean_up_tokenization_spaces": False}
-        return self._tokenizer.decode(text_ids, **options)
+        return self._decode(text_ids, skip_special=self._skips_special)
 
     def decode_keeping(self, ids: Sequence[int], markers: tuple[str, ...]) -> str:
         """Return the text of `ids` as `decode`, but with the special tokens that are in one of the markers."""
@@ -196,12 +193,20 @@ class HuggingFaceTokenizer:
         cut = self._cut_beside[markers]
         if cut is None:  # markers are ordinary text
             return self.decode(ids)
-        text_ids = [i for i in ids if 0 <= i < self.vocab_size and i not in cut]
-        return self._tokenizer.decode(text_ids, skip_special_tokens=False)
+        return self._decode([i for i in ids if 0 <= i < self.vocab_size and i not in cut])
 
     def with_special_tokens(self, ids: Sequence[int]) -> str:
         """Return the text of `ids` with all special tokens, for people to read."""
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+        return self._decode(ids)
+
+    def _encode(self, text: str, special: bool = False) -> list[int]:
+        with refusing_panics(self._directory):
+            return self._tokenizer.encode(text, add_special_tokens=special)
+
+    def _decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
+        with refusing_panics(self._directory):
+            # Clean-up would take spaces away that the policy wrote.
+            return self._tokenizer.decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
 
     def piece(self, token: int) -> str:
         """Return a token as the vocabulary writes it; "" for an id without a token."""
@@ -219,7 +224,7 @@ class HuggingFaceTokenizer:
     def chat(self, prompt: Prompt) -> list[int]:
         """Return the ids of a prompt. The instruction is applied to the user's last message."""
         if self._tokenizer.chat_template is None:
-            return self._tokenizer.encode(self._instruction.format(prompt=_only_text(prompt)))
+            return self._encode(self._instruction.format(prompt=_only_text(prompt, self._warned)), special=True)
         tools = tools_of(prompt)
         variables = self._template_kwargs | ({"tools": [*tools]} if tools else {})
         messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
@@ -230,7 +235,10 @@ class HuggingFaceTokenizer:
         messages[asked] = messages[asked]._replace(content=question)
         try:
             fields = [message.fields for message in messages]
-            ids, template = render(self._tokenizer, fields, variables, self._template_time)
+            with refusing_panics(self._directory):
+                ids, template = render(self._tokenizer, fields, variables, self._template_time)
+        except ConfigError:
+            raise
         except Exception as error:  # a template is a program, which may raise anything
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise ConfigError(
@@ -239,7 +247,7 @@ class HuggingFaceTokenizer:
             ) from error
         self._check_fields({name for message in messages for name in message.extra if not _reads(template, name)})
         if tools and not _has_variable(template, "tools"):
-            _warn_of_tools(f"the chat template of model.path = {self._directory}")
+            _warn_of_tools(f"the chat template of model.path = {self._directory}", self._warned)
         return ids
 
     def _check_fields(self, unread: set[str]) -> None:
@@ -257,12 +265,13 @@ class HuggingFaceTokenizer:
             )
 
 
-@cache
-def _warn_of_tools(owner: str) -> None:
-    """Log once that the tools of prompts are not rendered. owner: what cannot take them."""
-    logger.warning(
-        "data.tools_field: prompts have tools, which %s cannot take; they are left out of the prompts", owner
-    )
+def _warn_of_tools(owner: str, warned: set[str]) -> None:
+    """Log once that the tools of prompts are not rendered. owner: what cannot take them. warned: owners so far."""
+    if owner not in warned:
+        warned.add(owner)
+        logger.warning(
+            "data.tools_field: prompts have tools, which %s cannot take; they are left out of the prompts", owner
+        )
 
 
 def _has_variable(template: str, name: str) -> bool:
@@ -346,10 +355,10 @@ def check_no_template(owner: str, system_prompt: str | None, template_kwargs: Ma
             raise ConfigError(f"data.{name} = {value}: must not be set, because {owner} has no chat template")
 
 
-def _only_text(prompt: Prompt) -> str:
+def _only_text(prompt: Prompt, warned: set[str]) -> str:
     """Return the text of a prompt: its own, or that of its only message if it has tools. Raises ConfigError."""
     if isinstance(prompt, Conversation) and prompt.tools:
-        _warn_of_tools("a tokenizer without a chat template")
+        _warn_of_tools("a tokenizer without a chat template", warned)
         if len(prompt) == 1 and prompt[0] == Message("user", prompt[0].content):
             return prompt[0].content or ""
     if not isinstance(prompt, str):

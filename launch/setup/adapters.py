@@ -80,12 +80,19 @@ def other_base(path: str, base: MadeFor) -> str | None:
 
 
 def _may_be_same(stated: str | None, path: str | None) -> bool:
-    """Return whether two names or directories of weights may be of the same ones. Only commits tell revisions apart."""
-    if stated is None or path is None or stated == path:
-        return stated is None or path is not None
+    """Return whether two names or directories of weights may be of the same ones. Only commits tell revisions apart.
+
+    A directory may be a copy of what has a name, or of a directory of another machine.
+    """
+    if stated is None:
+        return True
+    if path is None:  # random weights
+        return False
     ours, theirs = hub_name(path, "model"), hub_name(stated, "model")
+    if ours is None and theirs is None:
+        return not Path(stated).exists() or Path(stated).resolve() == Path(path).resolve()
     if ours is None or theirs is None:
-        return ours is theirs and Path(stated).resolve() == Path(path).resolve()
+        return True
     commits = {revision for revision in (ours.revision, theirs.revision) if _COMMIT.fullmatch(revision or "")}
     return ours.repo == theirs.repo and len(commits) < 2
 

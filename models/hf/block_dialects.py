@@ -190,6 +190,7 @@ def _from_speculators(fields: Mapping[str, Any]) -> tuple[BlockConfig, tuple[int
     refuse_unknown(fields, _SPECULATORS)
     layer = nested(fields, "transformer_layer_config", required=True)
     check_repeated(fields, layer)
+    layer = _with_dtype(fields, layer)
     slots = integer(fields, "block_size")
     from_anchor = boolean(fields, "sample_from_anchor", default=kind == "dspark")
     own_vocabulary = fields.get("draft_vocab_size") is not None
@@ -203,6 +204,14 @@ def _from_speculators(fields: Mapping[str, Any]) -> tuple[BlockConfig, tuple[int
         sliding_causal=not boolean(fields, "sliding_window_non_causal"),
         **(_heads(fields, confidence=True) if kind == "dspark" else {}),
     )
+
+
+def _with_dtype(fields: Mapping[str, Any], layer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the layers' fields with the dtype that the file states for the whole draft, which must not differ."""
+    (name, dtype), (inner, theirs) = (either(each, "dtype", "torch_dtype") for each in (fields, layer))
+    inner = f"transformer_layer_config.{inner}"
+    either({name: dtype, inner: theirs}, name, inner)
+    return layer if dtype is None else {**layer, "dtype": dtype}
 
 
 def _from_zlab(fields: Mapping[str, Any]) -> tuple[BlockConfig, tuple[int, ...]]:

@@ -127,6 +127,10 @@ def check_repeated(fields: Mapping[str, Any], layer: Mapping[str, Any]) -> None:
     either({"hidden_size": layer.get("hidden_size"), **fields}, "target_hidden_size", "hidden_size")
     algorithm, inner = "speculators_config.algorithm", nested(fields, "speculators_config")
     either({**fields, algorithm: inner.get("algorithm")}, algorithm, "speculators_model_type")
+    kinds, kind = ("eagle3", "dflash", "dspark"), fields.get("speculators_model_type")
+    for name in texts(fields, "architectures") if kind in kinds else ():
+        if any(other in name.lower() for other in kinds if other != kind):
+            raise ValueError(f"architectures = {show(name)}: contradicts speculators_model_type = {show(kind)}")
 
 
 def stating_dtype(fields: Mapping[str, Any], dtype: str) -> dict[str, Any]:

@@ -157,7 +157,8 @@ def _matching(field: str, text: str, expression: str, modules: list[str]) -> set
     The file is a stranger's. RE2 takes time linear in expression and name, where Python's `re` may never end.
     """
     arrow, compute = optional("pyarrow"), optional("pyarrow.compute")
-    with one_line_errors(f"{field} = {show(text)}: must be a regular expression that RE2 knows, or a list of modules"):
+    must = "must be a regular expression that RE2 knows, or a list of modules: targeted_module_names of peft's model"
+    with one_line_errors(f"{field} = {show(text)}: {must}"):
         names = arrow.array(modules, arrow.string())
         if len(text) > _LONGEST_PATTERN:
             raise ValueError(f"has {len(text)} characters, more than {_LONGEST_PATTERN}")

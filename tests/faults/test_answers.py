@@ -46,6 +46,7 @@ TEXT, HI = "it hello", {"role": "user", "content": "hello"}
         {"messages": [HI, {"role": "assistant", "content": TEXT}], "response": None},
         {"conversations": [{"from": "human", "value": "hello"}, {"from": "gpt", "value": TEXT}]},
         {"conversations": [HI, {"role": "model", "content": TEXT, "weight": 1}], "id": 7},
+        {"conversations": json.dumps([{"from": "human", "value": "hello"}, {"from": "gpt", "value": TEXT}])},
     ],
 )
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])

@@ -62,12 +62,27 @@ LAYER = BLOCKS["speculators"].fields["transformer_layer_config"]
             {"transformer_layer_config": LAYER | {"dtype": "float32", "torch_dtype": "bfloat16"}},
             'dtype = "float32": contradicts torch_dtype = "bfloat16"',
         ),
+        (
+            "speculators",
+            {"torch_dtype": "float32", "transformer_layer_config": LAYER | {"dtype": "bfloat16"}},
+            'torch_dtype = "float32": contradicts transformer_layer_config.dtype = "bfloat16"',
+        ),
+        (
+            "speculators",
+            {"architectures": ["DFlashSpeculator"]},
+            'architectures = "DFlashSpeculator": contradicts speculators_model_type = "dspark"',
+        ),
     ],
 )
 def test_row_72_a_block_draft_that_contradicts_itself_is_refused(name: str, changes: dict, message: str) -> None:
     block_from_public(BLOCKS[name].fields)
     with refuses(message):
         block_from_public(BLOCKS[name].fields | changes)
+
+
+def test_row_72_a_draft_has_the_dtype_that_its_file_states() -> None:
+    fields = BLOCKS["speculators"].fields
+    assert block_from_public(fields | {"dtype": "bfloat16"})[0].param_dtype == "bfloat16"
 
 
 def test_row_72_a_head_that_contradicts_itself_is_refused() -> None:

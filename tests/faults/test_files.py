@@ -169,7 +169,9 @@ def test_row_79_an_expression_of_a_stranger_takes_linear_time(name: str) -> None
     ],
 )
 def test_row_79_what_re2_does_not_read_as_python_is_refused(pattern: str, reason: str) -> None:
-    with refuses("target_modules = ...: must be a regular expression that RE2 knows, or a list of modules"):
+    with refuses(
+        "target_modules = ...: must be a regular expression that RE2 knows, or a list of modules: targeted_module_names"
+    ):
         layers_from_peft(PEFT | {"target_modules": pattern}, MODULES)
     with pytest.raises(ValueError, match=re.escape(reason)):
         layers_from_peft(PEFT | {"rank_pattern": {pattern: 2}}, MODULES)

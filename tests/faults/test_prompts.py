@@ -174,7 +174,10 @@ def test_row_66_a_template_that_cannot_take_tools_is_named_once(
     tokenizer = HuggingFaceTokenizer(directory)
     assert {tokenizer.decode(tokenizer.chat(prompt)) for _ in range(2)} == {"no tools hello"}
     assert len(caplog.records) == 1 and f"model.path = {directory}" in caplog.text
-    assert bytes(ByteTokenizer().chat(prompt)) == b"hello" and len(caplog.records) == 2
+    HuggingFaceTokenizer(directory).chat(prompt)
+    for own in (ByteTokenizer(), ByteTokenizer()):
+        assert bytes(own.chat(prompt)) == bytes(own.chat(prompt)) == b"hello"
+    assert len(caplog.records) == 4
 
 
 def test_row_66_named_templates_are_chosen_as_transformers_does(directory: Path) -> None:
@@ -199,8 +202,20 @@ def test_row_104_the_json_of_messages_is_messages(tmp_path: Path, name: str) -> 
     ]
     assert [problem.prompt for problem in read[2:]] == texts[2:]
     (tmp_path / "b.csv").write_text(f'q,a\n"{[SYSTEM, HI]}",1\n')
-    with refuses("/...b.csv:2: field 'q' = [{'role'...must be, with its quotes", ConfigError):
+    with refuses("/...b.csv:2: field 'q' = [{'role'...must be JSON, with its quotes", ConfigError):
         read_problems(tmp_path / "b.csv", "q", "a")
+    edges = '[{"from": "a", "to": "b"}]'
+    assert given_problem(edges).prompt == edges
+    for text, said in (
+        ('[{"from": "human", "value": "hi"}]', "no field 'role'"),
+        ("[{'from': 'human', 'value': 'hi'}]", "must be JSON"),
+        ('{"role": "user", "content": "hi"}', "must be text or a list of messages"),
+        ('{"messages": [{"role": "user", "content": "hi"}]}', "must be text or a list of messages"),
+        ('{"conversations": [{"from": "human", "value": "hi"}]}', "must be text or a list of messages"),
+        ('[{"role": "user", "content": "a", "content": "b"}]', "'content' stands twice"),
+    ):
+        with refuses(f"--prompt: ...{said}", ConfigError):
+            given_problem(text)
     assert given_problem(texts[0]).prompt == read[0].prompt and given_problem("hello").prompt == "hello"
     write_word_tokenizer(tmp_path)
     assert WORDS[HuggingFaceTokenizer(tmp_path).chat(read[1].prompt)[1]] == "hello"

@@ -210,11 +210,16 @@ def test_row_37_answers_are_as_short_as_their_type_allows(tmp_path: Path) -> Non
     import pyarrow as pa
 
     given = [1234.56, 0.1, 1e-5, 4096.0, 1e20, -2.5]
-    shortest = ["1234.56", "0.1", "0.00001", "4096.0", "1" + "0" * 20, "-2.5"]
+    shortest = ["1234.56", "0.1", "0.00001", "4096", "1" + "0" * 20, "-2.5"]
     single = pa.float32()
     assert answers(write(tmp_path / "a.parquet", given, single)) == shortest
     assert answers(write(tmp_path / "b.parquet", given, pa.float64())) == shortest
     assert answers(write(tmp_path / "c.parquet", [0.1, 2.5], pa.float16())) == ["0.1", "2.5"]
+    (tmp_path / "h.jsonl").write_text(
+        "".join(f'{{"question": "x", "answer": {x}}}\n' for x in ("2", "1.5", "-0.0", "1e3"))
+    )
+    assert answers(tmp_path / "h.jsonl") == answers(write(tmp_path / "h.parquet", [2, 1.5, 0, 1e3], pa.float64()))
+    assert answers(tmp_path / "h.jsonl") == ["2", "1.5", "0", "1000"]
     nested = [{"b": {"c": value}, "d": [value]} for value in given]
     kind = pa.struct({"b": pa.struct({"c": single}), "d": pa.list_(single)})
     path = write(tmp_path / "d.parquet", nested, kind)

@@ -121,3 +121,5 @@ def test_row_68_what_all_problems_of_a_set_begin_with_does_not_hide_a_leak() -> 
     for other in (held_out, [Problem(prompt=f"what is {i}?", answer="1") for i in range(4)]):
         assert (describe_leak(train, other) or "").startswith("4 of 4 held-out problems are also training problems")
     assert describe_leak(train, [asked("Think.", f"What is {i}?") for i in range(5, 9)]) is None
+    assert (describe_leak(train, held_out[:1]) or "").startswith("1 of 1 held-out")
+    assert describe_leak(train, [asked("Think.", "What is 9?")]) is None

@@ -447,6 +447,17 @@ def test_row_47_a_template_that_never_ends_is_one_line(
     assert signal.getsignal(signal.SIGVTALRM) == before and signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
 
 
+def test_row_47_a_pattern_that_the_library_gives_up_is_one_line(tmp_path: Path) -> None:
+    """A panic of its Rust is a BaseException."""
+    write_word_tokenizer(tmp_path)
+    pattern = {"type": "Replace", "pattern": {"Regex": "(x+x+)+y"}, "content": "it"}
+    change(tmp_path / "tokenizer.json", normalizer=pattern)
+    tokenizer = tokenizer_of(tmp_path)
+    for ask in (tokenizer.encode, tokenizer.chat):
+        with refuses(f"model.path = {tmp_path}: its tokenizer fails: Onig: ...", ConfigError):
+            ask(60 * "x")
+
+
 @pytest.mark.parametrize("auto_map", [{"AutoTokenizer": [None, "tok.Tok"]}, {"AutoTokenizer": ["a/b--tok.Tok", None]}])
 def test_row_45_code_of_a_model_is_never_run_nor_asked_for(
     directory: Path, auto_map: object, monkeypatch: pytest.MonkeyPatch

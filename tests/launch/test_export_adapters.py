@@ -158,7 +158,11 @@ COMMIT = "0123456789" * 4
         (None, {"base_model_name_or_path": "org/other"}, {}, True),
         (None, {"base_model_name_or_path": "org/other"}, {"policy": None}, True),
         (None, {"base_model_name_or_path": "/models/name"}, {"policy": "/models/./name"}, False),
-        (None, {"base_model_name_or_path": "/models/name"}, {}, True),
+        (None, {"base_model_name_or_path": "/"}, {"policy": "/usr"}, True),
+        # Of a copy in a directory, or of one on another machine, nothing is known.
+        (None, {"base_model_name_or_path": "org/name"}, {"policy": "/models/name"}, False),
+        (None, {"base_model_name_or_path": "/models/name"}, {}, False),
+        (None, {"base_model_name_or_path": "/models/name"}, {"policy": "/usr"}, False),
         (None, {"base_model_name_or_path": ["x"]}, {}, False),
         # PEFT's files do not state that the base had 8 bits.
         (None, {"base_model_name_or_path": "org/name"}, {"dtype": "int8"}, True),

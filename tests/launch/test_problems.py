@@ -54,7 +54,7 @@ def test_the_same_problems_from_every_format(tmp_path: Path):
     rows = [{"q": chat, "a": {"b": 1e-5}}, {"q": chat[1:], "a": {"b": 2.0}}]
     parquet.write_table(Table.from_pylist(rows), tmp_path / "a.parquet")
     found = read_problems(tmp_path / "a.parquet", "q", "a.b")
-    assert [problem.answer for problem in found] == ["0.00001", "2.0"]
+    assert [problem.answer for problem in found] == ["0.00001", "2"]
     assert found[0].prompt == tuple(Message(**each) for each in chat)
 
 

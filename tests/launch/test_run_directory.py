@@ -1,4 +1,6 @@
 import json
+import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -166,7 +168,28 @@ def test_row_104_a_resumed_run_says_that_its_reward_has_other_code(
     first, other = code("x = 1"), code("x = 2")
     assert first != other and code("x = 1") == first and code_of_modules(("math", "python:f")) is None
     assert code_of_modules(("nowhere.scorer:score",)) is None
-    assert code_of_function(reward) == code_of_function(partial(reward, answer="b")) != code_of_function(code)
+    package = working_directory / "my_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit")
+    (package / "scorer.py").write_text("x = 1")
+    assert code_of_modules(("my_package.scorer:score",)) == first and "my_package" not in sys.modules
+
+    def near(tol: Any, *others: Any) -> Callable[..., float]:
+        return lambda completion, answer, most=others: float(abs(float(completion) - float(answer)) <= tol)
+
+    class Near:
+        def __init__(self, tol: float) -> None:
+            self.tol, self.other = tol, object()
+
+        def __call__(self, completion: str, answer: str) -> float:
+            return near(self.tol)(completion, answer)
+
+    def rewards() -> list[Callable[..., Any]]:
+        given = reward, code, near(1), near(2), near(1, 3), near(lambda: 1), near(object), Near(1), Near(2)
+        return [*given, Near(3).__call__, *(partial(reward, answer=answer) for answer in ("b", {"c", "d"}))]
+
+    codes = [*map(code_of_function, rewards())]
+    assert len({*codes}) == len(codes) and codes == [*map(code_of_function, rewards())]
     codes = [
         compiled(text) for text in ("score = lambda c, a: 1", "\nscore = lambda c, a: 1", "score = lambda c, a: 2")
     ]

@@ -180,9 +180,12 @@ def test_row_93_a_list_that_never_ends_is_refused(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(problem_list, "MOST_PROBLEMS", 1000)
-    with refuses("data = repeat: must hold at most 1,000 problems; ...a file", ConfigError):
+    with refuses("data = repeat: must hold at most 1,000 problems and ...a file", ConfigError):
         train("m", itertools.repeat(ROW), score)
     train("m", itertools.repeat(ROW, 1000), score)
+    monkeypatch.setattr(problem_list, "MOST_LETTERS", 1000)
+    with refuses("data = repeat: ...and 1,000 letters; ...a file", ConfigError):
+        train("m", itertools.repeat(ROW), score)
 
 
 def test_row_93_numbers_of_numpy_are_numbers(
@@ -190,10 +193,12 @@ def test_row_93_numbers_of_numpy_are_numbers(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     row = {"prompt": np.str_("x"), "answer": np.int64(3), "columns": [np.bool_(True), np.float32(0.5), np.arange(2)]}
+    row |= {"single": np.float32(1234.56), "half": np.array([[0.1]], np.float16), "double": np.array(0.1)}
     train("m", [row], score, steps=np.int32(7), options={"lora.rank": np.int64(4), "lora.merged": np.bool_(True)})
     (config,) = configs
     written = json.loads(Path(str(config.data.train)).read_text())
-    assert written == {"prompt": "x", "answer": 3, "columns": [True, 0.5, [0, 1]]}
+    exact = {"single": 1234.56, "half": [[0.1]], "double": 0.1}
+    assert written == {"prompt": "x", "answer": 3, "columns": [True, 0.5, [0, 1]], **exact}
     assert json.dumps([config.steps, config.lora.rank, config.lora.merged]) == "[7, 4, true]"
 
 

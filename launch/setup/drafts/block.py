@@ -97,7 +97,7 @@ def fresh_block(draft: DraftConfig, policy: DecoderConfig, tokenizer: Tokenizer)
     """Return the shape of a block draft with random weights. Sizes that the section does not set are the policy's.
 
     The mask is a row of the policy's embedding, as in public layouts: the first after the tokenizer's, or else that of
-    its first stop token, after which nothing is drafted.
+    its first stop token, with which no block of a completion begins.
     """
     options = draft.head
     sizes = {name: getattr(draft, name) for name in ("intermediate_size", "num_heads", "num_kv_heads", "head_dim")}
