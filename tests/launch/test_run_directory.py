@@ -191,7 +191,7 @@ def test_row_90_what_the_config_tells_is_told_before_anything_is_loaded(monkeypa
     monkeypatch.setattr(launch.train, "build_experiment", build)
     config = override(CONFIG, {"out": "x", "data.chat_template_time": "2026-01-01T00:00:00"})
     save(start(config))
-    changed = {"resume": True, "steps": 20, "seed": 3, "lora.rank": 4, "draft.kind": "none"}
+    changed = {"resume": True, "steps": 20, "seed": 3, "lora.rank": 4, "draft.kind": "mtp"}
     with pytest.raises(ConfigError) as error:
         launch.train.run(override(config, changed))
     names = [line.partition(" = ")[0] for line in error.value.args]
