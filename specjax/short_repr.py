@@ -26,7 +26,9 @@ def brief(value: Any) -> str:
     """Return a value in a few words. Arrays are counted, deleted ones too: a step may have donated them."""
     if _is_array(value):
         return _array(value)
-    kind, arrays = type(value).__name__, [x for x in jax.tree.leaves(value) if _is_array(x)]
+    kind, arrays = type(value).__name__, list[Any]()
+    with suppress(Exception):  # keys of several types, which JAX cannot sort, or a node of the user's
+        arrays = [x for x in jax.tree.leaves(value) if _is_array(x)]
     if arrays:
         deleted = sum(map(_is_deleted, arrays))
         counted = f"{len(arrays)} array{'s' * (len(arrays) > 1)} of {sum(x.size for x in arrays):,} numbers"

@@ -72,10 +72,21 @@ class RunConfig(TrainConfig):
         lag = self.asynchronous.lag
         if lag and lag >= self.steps:
             raise ValueError(f"asynchronous.lag = {lag}: must be less than steps = {self.steps}")
+        if self.draft.kind == "none":
+            self._check_undrafted()
         if self.lora.enabled:
             self._check_lora()
         if self.rollout.verifier not in VERIFIERS:
             raise ValueError(f"rollout.verifier: must be one of {', '.join(VERIFIERS)} in a recipe, to be written down")
+
+    def _check_undrafted(self) -> None:
+        """Raise ValueError for options that have no meaning without a draft."""
+        if self.distill.steps:
+            raise ValueError(f"distill.steps = {self.distill.steps}: must be 0 with draft.kind none")
+        if not self.draft.proposes and max(self.rollout.lengths):
+            lengths = self.rollout.draft_lengths
+            name, value = ("draft_lengths", lengths) if lengths else ("draft_length", self.rollout.draft_length)
+            raise ValueError(f"rollout.{name} = {value}: must be {(0,) if lengths else 0} with draft.kind none")
 
     def _check_lora(self) -> None:
         """Raise ValueError for options that have no meaning with adapters."""

@@ -4,15 +4,19 @@ from typing import Any
 
 from rich.console import Console
 
+from launch.cli.errors import printable
 from launch.cli.silence import note_progress
 
 
 class ProgressConsole(Console):
-    """Console on which every printed object counts as progress of this process."""
+    """Console on which every printed object counts as progress of this process.
+
+    Texts may be those of data and models: what a terminal would obey becomes a space.
+    """
 
     def print(self, *objects: Any, **options: Any) -> None:
         note_progress()
-        super().print(*objects, **options)
+        super().print(*(printable(each) if isinstance(each, str) else each for each in objects), **options)
 
 
 # File names and texts of models may hold rich's markup: square brackets, and emoji names between colons.

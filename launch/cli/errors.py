@@ -68,7 +68,12 @@ def first_line(error: BaseException) -> str:
 
 def one_line(text: object, letters: int | None = None) -> str:
     """Return text as one line of at most so many printable letters. What a terminal would obey becomes a space."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in str(text)).split())[:letters]
+    return " ".join(printable(str(text)).split())[:letters]
+
+
+def printable(text: str) -> str:
+    """Return text in which what a terminal would obey, except line breaks and tabs, becomes a space."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else " " for letter in text)
 
 
 def silence_writers() -> None:

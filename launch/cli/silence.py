@@ -1,6 +1,8 @@
 """A process that hangs ends its job, also where the others wait for it in a program of the devices."""
 
+import os
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +19,8 @@ TOPIC = "progress"
 # Looks at all processes within the limit.
 _LOOKS = 10
 
+# Files of Python itself; the frozen ones are within the interpreter. Packages may be installed among the others.
+_PYTHON = (f"{sysconfig.get_path('stdlib')}{os.sep}", "<frozen ")
 # Packages whose functions are named where a process hangs, beside files outside Python's directories.
 _PACKAGES = {"launch", "configs", "models", "specjax"}
 
@@ -89,6 +93,5 @@ def place_of(frame: FrameType) -> str:
 
 
 def _is_library(frame: FrameType) -> bool:
-    package = str(frame.f_globals.get("__name__")).partition(".")[0]
-    installed = package in sys.stdlib_module_names or "-packages/" in frame.f_code.co_filename
-    return installed and package not in _PACKAGES
+    package, file = str(frame.f_globals.get("__name__")).partition(".")[0], frame.f_code.co_filename
+    return file.startswith(_PYTHON) or ("-packages/" in file and package not in _PACKAGES)

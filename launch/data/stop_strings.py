@@ -4,10 +4,10 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 
-from launch.cli.errors import ConfigError, as_config_error
+from launch.cli.errors import ConfigError
 from launch.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
 from specjax.options import show
-from specjax.rollout.stop_strings import StopStrings, Vocabulary, automaton_of
+from specjax.rollout.stop_strings import StopStrings, Vocabulary, automaton_of, check_stop_strings
 
 # A byte in vocabularies that otherwise hold text.
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
@@ -26,10 +26,13 @@ def find_stop_strings(texts: Iterable[str], tokenizer: Tokenizer) -> StopStrings
     texts = tuple(texts)
     if not texts:
         return StopStrings()
+    try:
+        check_stop_strings(texts)
+    except ValueError as error:
+        raise ConfigError(f"rollout.{error}; rollout.replace_stop_tokens = True drops those of the model") from error
     vocabulary = vocabulary_of(tokenizer)
     for text in texts:
-        with as_config_error():
-            automaton = automaton_of(StopStrings((text,), vocabulary))
+        automaton = automaton_of(StopStrings((text,), vocabulary))
         if automaton is None or not automaton.finds_any():
             raise ConfigError(
                 f"rollout.stop_strings = {show(text)!r}: no tokens of the tokenizer have this text; must be text that "

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from configs.schema import RunConfig
@@ -18,6 +18,7 @@ from launch.run.records import differences, read_recorded
 from models.files import check_file, write_atomically
 from specjax.checkpoint_integrity import DamagedSave, saved_steps, set_damaged_aside
 from specjax.parallel import processes
+from specjax.train.draft.schedule import DraftTrainingConfig
 
 RUNS = Path("runs")
 
@@ -31,8 +32,8 @@ FREE_ON_RESUME = (
     # rollout.stop_tokens and rollout.stop_strings hold all there are, and the checkpoint a checksum of the prompts.
     *("rollout.replace_stop_tokens", "data.chat_template_time", "data.held_out_count"),
 )
-# Options that building networks and tokenizer may change.
-RESOLVED = ("rollout.stop_tokens", "rollout.stop_strings", "draft_training")
+# Options to which building the tokenizer adds those of the model.
+STOPS = ("rollout.stop_tokens", "rollout.stop_strings")
 # With automatic draft lengths these stay fixed too: costs were measured on this mesh, at these probes.
 FREE_WHILE_CHOOSING = tuple(name for name in FREE_ON_RESUME if name not in ("mesh", "probe_every"))
 
@@ -91,7 +92,15 @@ def check_resumable(directory: Path, config: RunConfig) -> None:
     Options that follow from tokenizer and networks are compared by `record_config`.
     """
     if config.resume:
-        processes.on_primary(lambda: _check_unchanged(directory / CONFIG_FILE, config, later=RESOLVED))
+        processes.on_primary(lambda: _check_given(directory / CONFIG_FILE, config))
+
+
+def _check_given(path: Path, config: RunConfig) -> None:
+    """Raise ConfigError for options that differ, but for those that building the experiment may make equal."""
+    # What it makes of the options of a draft without parameters.
+    built = dataclasses.replace(config, draft_training=DraftTrainingConfig(mode="frozen"))
+    same = not any(name.startswith("draft_training.") for name, *_ in differences(built, read_recorded(path, "resume")))
+    _check_unchanged(path, config, later=(*STOPS, "draft_training") if same else STOPS)
 
 
 def record_config(directory: Path, config: RunConfig, report: Callable[[str], None] = print) -> None:
@@ -107,7 +116,8 @@ def record_config(directory: Path, config: RunConfig, report: Callable[[str], No
 
 def _record_config(directory: Path, config: RunConfig, report: Callable[[str], None]) -> None:
     if config.resume:
-        _check_unchanged(directory / CONFIG_FILE, config, report)
+        _check_unchanged(directory / CONFIG_FILE, config)
+        _report_other_reward(directory / CONFIG_FILE, config, report)
         try:
             for damaged in set_damaged_aside(directory / CHECKPOINTS):
                 report(damaged)
@@ -169,27 +179,29 @@ def _newest(name: str) -> Path:
     return numbered[max(numbered)]
 
 
-def _check_unchanged(
-    path: Path, config: RunConfig, report: Callable[[str], None] | None = None, later: tuple[str, ...] = ()
-) -> None:
-    """Raise ConfigError for options that differ from the run's. Report a reward whose code is another one.
+def _check_unchanged(path: Path, config: RunConfig, later: Collection[str] = ()) -> None:
+    """Raise ConfigError, with a line for each option that must be that of the run to resume and is not.
 
-    later: options that are not compared.
+    path:  config.json of that run.
+    later: options, or sections of them, that are not compared.
     """
     free = FREE_WHILE_CHOOSING if config.rollout.draft_lengths else FREE_ON_RESUME
     if config.rollout.carry_over is not None:
         # Unfinished sequences stay on their data shard, which has room only for its own.
         free = tuple(name for name in free if name != "mesh")
-    changed = [*differences(config, read_recorded(path, "resume"))]
-    for name, now, was in changed:
-        if name == "reward.code" and report is not None and None not in (was, now):
-            scorers = ", ".join(config.reward.names)
-            report(f"reward = {scorers}: has other code than in the steps so far; the new one scores later steps")
     refused = [
         f"{name} = {now}: the run to resume has {was} ({path})"
-        for name, now, was in changed
+        for name, now, was in differences(config, read_recorded(path, "resume"))
         if not {name, name.partition(".")[0]} & {*free, *later}
     ]
     if refused:
         refused[-1] += f"; only {', '.join(free)} may change"
         raise ConfigError(*refused)
+
+
+def _report_other_reward(path: Path, config: RunConfig, report: Callable[[str], None]) -> None:
+    """Report a reward whose code is another one than that of the run with this config.json."""
+    codes = {config.reward.code, read_recorded(path, "resume").get("reward.code")}
+    if len(codes - {None}) > 1:
+        scorers = ", ".join(config.reward.names)
+        report(f"reward = {scorers}: has other code than in the steps so far; the new one scores later steps")

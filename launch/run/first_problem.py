@@ -20,6 +20,7 @@ from launch.setup.experiment import Experiment
 from specjax.rewards import HostReward, RewardFn
 from specjax.types import Prompts, Rollout
 
+CUT_OFF = "cut off while thinking"
 PROMPT_CHARACTERS, TEXT_CHARACTERS = 1200, 60
 
 
@@ -37,7 +38,7 @@ def describe_first_problem(experiment: Experiment, reward_fn: RewardFn) -> list[
     examples = _examples(experiment)
     for kind, text in examples.items():
         try:
-            encoded[kind] = [*tokenizer.encode(text), tokenizer.stop_tokens[0]]
+            encoded[kind] = tokenizer.encode(text) + [tokenizer.stop_tokens[0]] * (kind != CUT_OFF)
         except ConfigError:  # the alphabet of built-in sums
             pass
     rewards = _rewards(reward_fn, list(encoded.values()))
@@ -65,7 +66,7 @@ def _examples(experiment: Experiment) -> dict[str, str]:
         "its answer": closing + state(answer),
         "another answer": closing + state(other),
         "nothing": "",
-        "cut off while thinking": f"{opening}So it is {state(answer)}? Let me",
+        CUT_OFF: f"{opening}So it is {state(answer)}? Let me",
     }
 
 

@@ -54,10 +54,14 @@ def nothing_learnt(config: RunConfig, steps: Sequence[Mapping[str, float]]) -> s
 
     steps: `ADVANTAGES` and the metrics `CAUSES` of each step, as far as the rollout function reports them.
     """
-    learnt = f"WARNING: nothing was learnt from the last {len(steps)} steps, in which no "
-    if any(step[ADVANTAGES] for step in steps):
-        own = config.loss.function
-        return f"{learnt}update had a gradient" + (f": loss.function = {own} does not depend on theta" if own else "")
+    without = [step for step in steps if not step[ADVANTAGES]]
+    learnt, own = f"WARNING: nothing was learnt from the last {len(steps)} steps, in ", config.loss.function
+    if not without or own and len(without) < len(steps):
+        because = f": loss.function = {own} does not depend on theta" if own else ""
+        return f"{learnt}which no update had a gradient{because}"
+    if len(without) < len(steps):
+        learnt += f"{len(without)} of "
+    steps = without
     groups = config.rollout.finished_groups(config.data.prompts)
     failed = _mean(steps, "reward/failed") / (groups * config.rollout.group_size)
     # Groups without a reward count as equal, and no larger group would change that.
@@ -77,7 +81,7 @@ def nothing_learnt(config: RunConfig, steps: Sequence[Mapping[str, float]]) -> s
     causes = sorted(causes, key=lambda cause: cause[0], reverse=True)
     found = [f"{share:.0%} {text}" for share, text in causes if share > 0]
     return (
-        f"{learnt}sequence had an advantage other than 0. "
+        f"{learnt}which no sequence had an advantage other than 0. "
         f"{'; '.join(found) or 'The rewards differ, but not where they count'}"
     )
 

@@ -77,7 +77,6 @@ def build_networks(
             weights, base = build_adapters(config.lora, decoder, weights, mesh, lora_key)
     except (ValueError, ImportError) as error:
         raise ConfigError(str(error)) from error
-    _check_lengths(config)
     with as_config_error():
         if shapes:
             memory = abstract_memory(drafter, len(problems), config.rollout, mesh)
@@ -98,10 +97,3 @@ def _check_tokens(tokenizer: Tokenizer, vocab_size: int) -> None:
         )
     if not all(0 <= token < vocab_size for token in tokenizer.stop_tokens):
         raise ConfigError(f"rollout.stop_tokens = {tokenizer.stop_tokens}: must be within 0 .. {vocab_size - 1}")
-
-
-def _check_lengths(config: RunConfig) -> None:
-    if not config.draft.proposes and max(config.rollout.lengths):
-        lengths = config.rollout.draft_lengths
-        name, value = ("draft_lengths", lengths) if lengths else ("draft_length", config.rollout.draft_length)
-        raise ConfigError(f"rollout.{name} = {value}: must be {(0,) if lengths else 0} with draft.kind none")

@@ -13,8 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
+from specjax.options import show
+
 # States of the automaton: before any text, and after a stop string.
 START, FOUND = 0, 1
+# Most bytes of UTF-8 of one stop string, and of all. Each is a state, with a transition for each token.
+MOST_BYTES, MOST_BYTES_IN_ALL = 128, 1024
 # Most tokens that are read without a loop.
 UNROLLED = 16
 
@@ -106,12 +110,18 @@ def automaton_of(texts: tuple[str, ...]) -> StopAutomaton | None:
 
 
 def check_stop_strings(texts: tuple[str, ...]) -> None:
-    """Raise ValueError for a text that is empty or stands twice, or whose bytes do not tell if it is in a text."""
+    """Raise ValueError for texts that are empty, listed twice or too long, or that decoding may not keep."""
     if "" in texts or len(set(texts)) < len(texts):
-        raise ValueError(f"stop_strings = {texts}: must be texts of at least one character, each listed once")
+        raise ValueError(f"stop_strings = {show(texts)}: must be texts of at least one character, each listed once")
     for text in texts:
         if "\N{REPLACEMENT CHARACTER}" in text or text.encode(errors="replace").decode() != text:
-            raise ValueError(f"stop_strings = {ascii(text)}: must be Unicode text without U+FFFD")
+            raise ValueError(f"stop_strings = {show(ascii(text))}: must be Unicode text without U+FFFD")
+    lengths = [len(text.encode()) for text in texts]
+    if max(lengths, default=0) > MOST_BYTES or sum(lengths) > MOST_BYTES_IN_ALL:
+        raise ValueError(
+            f"stop_strings = {show(texts)}: must be at most {MOST_BYTES} bytes of UTF-8 each and {MOST_BYTES_IN_ALL} "
+            "in all"
+        )
 
 
 class _State(NamedTuple):
@@ -126,6 +136,8 @@ class _State(NamedTuple):
     character: tuple[int, int, int] | None
 
 
+_Matches = dict[bytes, dict[int, bytes | None]]
+
 # Between characters: no byte is missing.
 _WHOLE = (0, 0x80, 0xBF)
 _ROOT = _State(b"", _WHOLE)
@@ -138,11 +150,11 @@ def _build(stops: Sequence[bytes], vocabulary: Vocabulary) -> StopAutomaton:
     first = texts if vocabulary.first is None else [*vocabulary.first, b""]
     steps, root = _byte_steps(stops, vocabulary)
     table = _states_after(np.arange(len(steps)), texts, vocabulary.fallback, steps)
-    from_start = _states_after(np.array([root]), first, vocabulary.fallback, steps)[0]
+    from_start = _states_after(np.array([root]), first, vocabulary.fallback, steps)[:, 0]
     # Tokens without text leave the start as it is: what follows them is still the first text.
-    table[START] = table[FOUND] = np.where(list(map(bool, texts)), from_start, START)
+    table[:, START] = table[:, FOUND] = np.where(list(map(bool, texts)), from_start, START)
     numbers: dict[bytes, int] = {}
-    kinds = [numbers.setdefault(column.tobytes(), len(numbers)) for column in table.T]
+    kinds = [numbers.setdefault(row.tobytes(), len(numbers)) for row in table]
     following = np.frombuffer(b"".join(numbers), np.int32).reshape(len(numbers), -1)
     return StopAutomaton(np.array(kinds, np.int32), following)
 
@@ -157,12 +169,12 @@ def _byte_steps(stops: Sequence[bytes], vocabulary: Vocabulary) -> tuple[np.ndar
     # START is left only by whole tokens.
     numbers: dict[_State | None, int] = {None: START, _State(None, _WHOLE): FOUND, _ROOT: FOUND + 1}
     rows, waiting = {START: {}, FOUND: {}}, [_ROOT]
-    prefixes = {stop[:count] for stop in stops for count in range(len(stop))}
+    matches = _matches(stops, {symbol % 256 for symbol in symbols})
     while waiting:
         state = waiting.pop()
         row = rows[numbers[state]] = {}
         for symbol in symbols:
-            after = _next_state(state, symbol, stops, prefixes)
+            after = _next_state(state, symbol, matches)
             if after not in numbers:
                 numbers[after] = len(numbers)
                 waiting.append(after)
@@ -173,7 +185,26 @@ def _byte_steps(stops: Sequence[bytes], vocabulary: Vocabulary) -> tuple[np.ndar
     return steps, numbers[_ROOT]
 
 
-def _next_state(state: _State, symbol: int, stops: Sequence[bytes], prefixes: Collection[bytes]) -> _State:
+def _matches(stops: Collection[bytes], alphabet: Collection[int]) -> _Matches:
+    """Return `_State.matched` after each byte, by that before it (Aho and Corasick, 1975)."""
+    prefixes = {stop[:count] for stop in stops for count in range(len(stop))}
+    rows: _Matches = {}
+    # By length. Where no stop string goes on, the next shorter match decides; None: there is none.
+    queue: list[tuple[bytes, bytes | None]] = [(b"", None)]
+    for matched, shorter_match in queue:
+        others = dict.fromkeys(alphabet, b"") if shorter_match is None else rows[shorter_match]
+        row = rows[matched] = dict(others)
+        for byte, shorter in others.items():
+            longer = matched + bytes([byte])
+            if longer in stops:
+                row[byte] = None
+            elif longer in prefixes and shorter is not None:
+                row[byte] = longer
+                queue.append((longer, shorter))
+    return rows
+
+
+def _next_state(state: _State, symbol: int, matches: _Matches) -> _State:
     """Return the state after a byte. symbol: the byte, and 256 more if it is one of the fallback."""
     in_fallback, byte = divmod(symbol, 256)
     character = _WHOLE
@@ -185,10 +216,8 @@ def _next_state(state: _State, symbol: int, stops: Sequence[bytes], prefixes: Co
             return _State(b"", None)
         matched = state.matched
     assert matched is not None
-    text = matched + bytes([byte])
-    if text.endswith(tuple(stops)):
-        return _State(None, _WHOLE)
-    return _State(next(text[at:] for at in range(len(text) + 1) if text[at:] in prefixes), character)
+    matched = matches[matched][byte]
+    return _State(matched, _WHOLE if matched is None else character)
 
 
 def _next_in_character(character: tuple[int, int, int] | None, byte: int) -> tuple[int, int, int] | None:
@@ -212,13 +241,13 @@ def _next_in_character(character: tuple[int, int, int] | None, byte: int) -> tup
 def _states_after(
     starts: np.ndarray, texts: Sequence[bytes], fallback: Collection[int], steps: np.ndarray
 ) -> np.ndarray:
-    """Return the state after each text from each of the starts, int32 [starts, texts]."""
+    """Return the state after each text from each of the starts, int32 [texts, starts]."""
     lengths = np.array([len(text) for text in texts])
     symbols = np.frombuffer(b"".join(texts), np.uint8).astype(np.int32)
     symbols += 256 * np.repeat(np.isin(np.arange(len(texts)), list(fallback)), lengths)
     begins, longest_first = np.cumsum(lengths) - lengths, np.argsort(-lengths, kind="stable")
-    states = np.tile(starts.astype(np.int32)[:, None], len(texts))
+    states = np.tile(starts.astype(np.int32), (len(texts), 1))
     for place in range(lengths.max()):
         longer = longest_first[: np.sum(lengths > place)]
-        states[:, longer] = steps[states[:, longer], symbols[begins[longer] + place]]
+        states[longer] = steps[states[longer], symbols[begins[longer] + place, None]]
     return states

@@ -115,6 +115,18 @@ def test_row_54_an_unknown_option_names_all_it_may_mean(words: str, message: str
             "draft_optimizer.learning_rate = 1.0: has no effect with ",
         ),
         ("--warmup.steps 0 --warmup.batch-size 3", "warmup.batch_size = 3: has no effect with warmup.steps = 0\n"),
+        (
+            "--eval.every 0 --distill.steps 0 --eval.samples 3",
+            "eval.samples = 3: has no effect with eval.every = 0 and distill.steps = 0\n",
+        ),
+        ("--log.samples 0 --log.samples-every 3", "log.samples_every = 3: has no effect with log.samples = 0\n"),
+        (
+            "--draft-training.mode frozen --distill.steps 0 --draft-optimizer.learning-rate 0.3",
+            "draft_optimizer.learning_rate = 0.3: has no effect with draft_training.mode = frozen and ",
+        ),
+        ("--reward.scorer exact_traced --reward.workers 3", "reward.workers = 3: has no effect with reward.scorer = "),
+        ("--reward.scorer exact_traced --reward.time-limit-s 3", "reward.time_limit_s = 3.0: has no effect with "),
+        ("--hosts.silence 9", "hosts.silence = 9: has no effect with hosts.count = 1\n"),
         ("--draft.unroll 7 --warmup.steps 0 --seed 3", ""),
     ],
 )

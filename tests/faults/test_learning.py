@@ -186,6 +186,9 @@ def test_row_08_steps_without_an_advantage_have_a_cause(
     assert number == PATIENCE
     assert_refused(text, f"...{expected}")
     assert ("scored" in text) == bool(metrics.get("reward/failed"))
+    # Another step whose update was empty does not hide it.
+    ((_, text),) = warned(config, *[metrics] * (PATIENCE - 1), {ADVANTAGES: 1, "reward/mean": 1})
+    assert_refused(text, f"...last 5 steps, in 4 of which...{expected}")
 
 
 def test_row_08_warnings_of_nothing_learnt_become_rare_and_end() -> None:

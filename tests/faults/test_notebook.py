@@ -16,6 +16,7 @@ from configs.override import override
 from launch.comparison.closing import without_moments
 from launch.setup.experiment import Experiment, build_experiment
 from launch.trainer import TrainedRun
+from specjax.short_repr import brief
 from specjax.types import Params, TrainState
 from tests.launch.programs import ONE_LAYER, SMALLEST
 
@@ -56,6 +57,10 @@ def test_row_94_what_a_user_holds_is_a_line(run: TrainedRun) -> None:
         assert len(repr(held)) < 400 and "\n" not in repr(held) and "deleted" not in repr(held)
     assert "params=Params(45 arrays of 1,655 numbers, 14 deleted)" in repr(donated)
     assert repr(run.state).startswith("TrainState(step=1, params=Params(45 arrays of 1,655 numbers), optimizer=Params(")
+
+
+def test_row_94_a_dict_that_jax_cannot_flatten_is_shown() -> None:
+    assert brief({1: 2, "a": 3}) == "{1: 2, 'a': 3}" and brief({1: np.ones(3), "a": 3}) == "dict of 2"
 
 
 def test_row_108_a_run_holds_the_trained_arrays(run: TrainedRun) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -32,6 +33,7 @@ from launch.rewards.workers import RewardPool
 from launch.run.first_problem import describe_first_problem
 from launch.setup.problems import Problems, build_tokenizer
 from specjax.rewards import RewardFn
+from specjax.types import Prompts, Reward, Rollout
 from tests.faults.test_tokens import tagged  # noqa: F401, a fixture
 from tests.launch.tokenizer_files import change, write_word_tokenizer
 from tests.refusals import refuses
@@ -148,6 +150,12 @@ def test_row_67_recipes_that_think_leave_it_out_and_contradictions_are_refused()
             RewardConfig(**options)
 
 
+def ends_with_a_stop(rollout: Rollout, prompts: Prompts) -> Reward:
+    last = jnp.take_along_axis(rollout.tokens, rollout.lengths[:, None] - 1, axis=1)[:, 0]
+    stops = (last == ByteTokenizer().stop_tokens[0]).astype(jnp.float32)
+    return Reward(value=stops, correct=stops)
+
+
 def test_row_67_the_first_problem_is_shown_as_it_is_asked_and_scored() -> None:
     def shown(reward: RewardConfig, tokenizer: Tokenizer, reward_fn: RewardFn) -> list[str]:
         first = PROBLEM if isinstance(tokenizer, ByteTokenizer) else problems[0]
@@ -171,6 +179,9 @@ def test_row_67_the_first_problem_is_shown_as_it_is_asked_and_scored() -> None:
             ]
     rows = shown(RewardConfig("python:strict"), ByteTokenizer(), function_reward(strict, [PROBLEM], ByteTokenizer()))
     assert [row.split()[-1] for row in rows[:2]] == ["1", "1"] and "nothing none: ZeroDivisionError" in rows[2]
+    # A completion that is cut off has no stop token.
+    with_stop = [row.split()[-1] for row in shown(RewardConfig(), ByteTokenizer(), ends_with_a_stop)]
+    assert with_stop == ["1", "1", "1", "0"]
     traced = make_reward(None, problems, sums)
     assert shown(RewardConfig("exact_traced"), sums, traced) == ["its answer #4 1", "another answer #7 0", "nothing 0"]
 

@@ -1,6 +1,7 @@
 """Strangers at the ports of a job: where its processes meet, and where they pass large messages."""
 
 import errno
+import io
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from configs.schema import HostsConfig
 from launch.cli import failures
+from launch.cli.console import ProgressConsole
 from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.options import run_program
 from launch.cli.rendezvous import wait_for_all
@@ -302,6 +304,12 @@ CLEAN = "one [2J ]0;title two three x"
 
 def is_clean(line: str) -> bool:
     return CLEAN in line and line.isprintable() and len(line) < 500
+
+
+def test_the_console_shows_text_without_what_a_terminal_obeys() -> None:
+    console = ProgressConsole(file=io.StringIO(), soft_wrap=True)
+    console.print(HOSTILE[:-300] + "\tfour")
+    assert console.file.getvalue() == "one [2J ]0;title \ntwo  three      four\n"  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_row_83_text_of_a_process_that_failed_before_the_job_is_one_clean_line() -> None:

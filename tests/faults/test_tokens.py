@@ -196,6 +196,9 @@ def test_row_75_stop_strings_are_one_list_everywhere(directory: Path, tmp_path: 
     # Solutions and answers end with them, without a stop token.
     solved = Problem(prompt="hello", answer="", solution="hello world")
     assert worked_solutions([solved], tokenizer, 9, vocab_size=12).completions.tolist() == [5, 6]
+    change(generation, stop_strings=["o w" * 500])
+    with refuses("rollout.stop_strings = ...at most 128 bytes...; rollout.replace_stop_tokens = True...", ConfigError):
+        tokenizer_of(directory)
     with refuses("rollout.stop_strings = ('o w', 'x it'): ...problem 0 before 'it'", ConfigError):
         worked_solutions([replace(solved, solution="hello world it")], tokenizer, 9, vocab_size=12)
     records = [{"prompt": "hello", "response": text} for text in ("box it ?", "box world")]

@@ -6,6 +6,7 @@ import signal
 import socket
 import socketserver
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from launch.cli.errors import RunStopped, Stopped
 from launch.cli.failures import fail
 from launch.cli.hosts import common, join_hosts, launched_by_a_cluster
 from launch.cli.rendezvous import wait_for_all
+from launch.cli.silence import place_of
 from specjax.parallel.messages import decode, encode
 from tests.jobs import finish_job, free_port, start_job
 from tests.launch.processes import children
@@ -193,11 +195,18 @@ raise SystemExit(run_program(main))
 """
 
 
+def test_a_place_is_in_a_users_file_also_where_its_name_is_one_of_pythons() -> None:
+    names: dict[str, Any] = {"__name__": "queue"}
+    exec(compile("def score(look):\n return look()", "/home/anna/queue.py", "exec"), names)
+    assert names["score"](lambda: place_of(sys._getframe(1))) == "score (queue.py:2)"
+    assert json.loads("1", parse_int=lambda _: place_of(sys._getframe(1))).startswith("test_a_place_is_in")
+
+
 def test_row_110_a_scorer_that_hangs_ends_all_processes_and_is_named() -> None:
     job = start_job(["-c", HANGS, "--hosts.silence", "2"], count=3, devices=1)
     errors = [process.communicate(timeout=100)[1] for process in job]
     assert [process.returncode for process in job] == [1, 1, 1], errors
-    silent = "hosts.silence = 2 s: no process has gone on for so long: process 1 after step 7, in score (workers.py:"
+    silent = "hosts.silence = 2 s: no process has gone on for so long: process 1 after step 7, in results (workers.py:"
     waiting = (
         "), waiting for reward.scorer = tests.launch.sample_scorers:by_command; process 0, 2 after step 7, in main"
     )

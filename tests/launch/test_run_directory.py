@@ -20,7 +20,7 @@ from launch.run.records import as_recorded, differences
 from specjax.checkpoint import Checkpointer
 from specjax.parallel.mesh import MeshConfig
 from specjax.types import Params, TrainState
-from tests.refusals import assert_refused
+from tests.refusals import assert_refused, refuses
 
 CONFIG = RunConfig(name="sums", steps=10)
 
@@ -214,12 +214,17 @@ def test_row_90_what_the_config_tells_is_told_before_anything_is_loaded(monkeypa
     monkeypatch.setattr(launch.train, "build_experiment", build)
     config = override(CONFIG, {"out": "x", "data.chat_template_time": "2026-01-01T00:00:00"})
     save(start(config))
-    changed = {"resume": True, "steps": 20, "seed": 3, "lora.rank": 4, "draft.kind": "none"}
+    changed = {"resume": True, "steps": 20, "seed": 3, "lora.rank": 4, "draft.kind": "mtp"}
     with pytest.raises(ConfigError) as error:
         launch.train.run(override(config, changed))
     names = [line.partition(" = ")[0] for line in error.value.args]
     assert sorted(names) == ["draft.kind", "lora.rank", "seed"]
     assert [" may change" in line for line in error.value.args] == [False, False, True]
-    # Building the networks decides over these.
+    other_schedule = override(config, {"resume": True, "draft_training.max_every": 3})
+    with refuses("draft_training.max_every = 3: the run to resume has", ConfigError):
+        launch.train.run(other_schedule)
+    # Building networks without a draft to train makes these equal.
+    start(override(config, {"out": "frozen", "draft_training.mode": "frozen"}))
+    save(Path("frozen"))
     with pytest.raises(AssertionError):
-        launch.train.run(override(config, {"resume": True, "draft_training.mode": "frozen"}))
+        launch.train.run(replace(other_schedule, out="frozen"))

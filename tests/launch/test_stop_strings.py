@@ -124,7 +124,10 @@ def test_texts_that_cannot_end_a_completion_are_refused(tmp_path: Path) -> None:
         with refuses(f"rollout.stop_strings = {missed!r}: ...", ConfigError):
             find_stop_strings(texts, tokenizer)
     assert find_stop_strings(("o w",), words).automaton is not None
-    for texts, named in ((("",), "('',)"), (("a", "a"), "..."), (("\ud800",), "..."), (("a\ufffd",), "'a\\ufffd'")):
+    many = tuple(f"{number:0128}" for number in range(8))
+    assert StopStrings(many) == many
+    refused = [(("",), "('',)"), (("a", "a"), "..."), (("\ud800",), "..."), (("a\ufffd",), "'a\\ufffd'")]
+    for texts, named in (*refused, (("é" * 65,), "..."), ((*many, "a"), "...")):
         with refuses(f"stop_strings = {named}...must be"):
             StopStrings(texts)
     # What decoding changes where tokens meet is not known token by token.
