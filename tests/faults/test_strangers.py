@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from threading import Thread
 
 import pytest
@@ -19,7 +20,7 @@ from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.options import run_program
 from launch.cli.rendezvous import wait_for_all
 from specjax.parallel import listener, streams
-from specjax.parallel.listener import Listener, NotAdmittedError, call, read, read_line
+from specjax.parallel.listener import Listener, NotAdmittedError, call, read, read_line, send
 from specjax.parallel.streams import offer, receive
 from tests.jobs import free_port
 
@@ -141,6 +142,17 @@ def test_row_82_a_read_ends_at_its_deadline_whatever_comes(
         Thread(target=trickle, args=(theirs, clock), daemon=True).start()
         with pytest.raises(TimeoutError):
             read_(ours, deadline)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("move", [lambda end, deadline: read(end, 9, deadline), partial(send, message=MESSAGE)])
+def test_row_82_a_transfer_that_stalls_ends_before_its_deadline(
+    move: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_STALLED_S", 0.1)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(TimeoutError):
+        move(ours, deadline=time.monotonic() + 10 * WITHIN_S)
 
 
 def test_row_82_a_sender_that_sends_slowly_is_given_up(clock: Clock) -> None:
