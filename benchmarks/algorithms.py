@@ -190,7 +190,7 @@ def of_others(reward_fn: RewardFn) -> RewardFn:
 def begin(experiment: Experiment) -> tuple[Params, Evaluate, float]:
     """Warm up. Return the parameters that every run of a task starts from, the evaluator, and their accuracy."""
     params, evaluate = warm_up(experiment, LongPhases()), evaluator(experiment)
-    return params, evaluate, evaluate(fresh_state(experiment, params, None))
+    return params, evaluate, evaluate(fresh_state(experiment, params, None)).accuracy
 
 
 def learn(
@@ -213,7 +213,7 @@ def learn(
         state, _, metrics = step(state, next(pipeline))
         accuracy.append(float(metrics["reward/accuracy"]))
         gaps.append(float(metrics["rollout/logprob_gap_mean"]))
-    return Learned(task, algorithm, before, evaluate(state), float(np.mean(gaps)), accuracy)
+    return Learned(task, algorithm, before, evaluate(state).accuracy, float(np.mean(gaps)), accuracy)
 
 
 def draw(path: Path, runs: list[Learned]) -> None:

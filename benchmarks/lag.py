@@ -100,7 +100,7 @@ def learn(experiment: Experiment, lag: int, seed: int, params: Params, evaluate:
     gap, ratio_max, acceptance = (last[name] for name in NAMES[1:])
     means = statistics.fmean(gap), max(ratio_max), statistics.fmean(acceptance)
     accuracy = [float(metrics["reward/accuracy"]) for metrics in logged]
-    return LagRun(lag, seed, evaluate(state), *means, seconds, accuracy)
+    return LagRun(lag, seed, evaluate(state).accuracy, *means, seconds, accuracy)
 
 
 def table(runs: Sequence[LagRun]) -> tuple[list[str], bool]:

@@ -76,10 +76,10 @@ def format_interval(values: Sequence[float]) -> str:
     return show_interval(interval(values))
 
 
-def show_interval(found: tuple[float, float, float], form: str = ".3g") -> str:
-    """Return (center, low, high) as text, without ends that are all one: those of a single value."""
+def show_interval(found: tuple[float, float, float], form: str = ".3g", unit: str = "") -> str:
+    """Return (center, low, high) as text: `1.20x [1.10, 1.30]`, or without the ends if they are equal."""
     center, low, high = (f"{x:{form}}" for x in found)
-    return center if found[1] == found[2] else f"{center} [{low}, {high}]"
+    return f"{center}{unit}" if found[1] == found[2] else f"{center}{unit} [{low}, {high}]"
 
 
 def describe_interval(count: int) -> str:

@@ -127,7 +127,6 @@ def train(
         try:
             with open_logs(experiment, directory, start.step if continuing else None, signals, wandb) as logs:
                 report_start(experiment, logs, start, continuing, long_phases.found)
-                logs.cut.evaluated(start.step, evaluate.truncated)
                 loop = TrainingLoop(
                     experiment=experiment,
                     start=start,
@@ -162,8 +161,8 @@ def record_results(
     if start.accuracy_before is not None:
         after = logs.timer.logged.get("eval/accuracy")
         if after is None:
-            after = evaluate(state)
-            logs.cut.evaluated(config.steps, evaluate.truncated)
+            after, truncated = evaluate(state)
+            logs.cut.evaluated(config.steps, truncated)
         console.print(f"held-out accuracy: {start.accuracy_before:.1%} before RL, {after:.1%} after")
         logs.events.record_result(config.steps, accuracy_before=start.accuracy_before, accuracy_after=after)
     if config.speedup.steps:

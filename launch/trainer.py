@@ -95,7 +95,8 @@ class TrainedRun:
         if not isinstance(prompt, str):
             given = [dict(message) if isinstance(message, Mapping) else message for message in prompt]
         asked = read_prompt({"prompt": given}, "prompt", "generate")
-        noise = seed_step(self.experiment.config.seed, self._calls) if seed is None else seed_step(int(seed), 0)
+        # Training steps are not negative, and evaluation uses -1.
+        noise = seed_step(self.experiment.config.seed, -3 - self._calls) if seed is None else seed_step(int(seed), -2)
         self._calls += 1
         return self._answers(asked, int(samples), noise)
 
@@ -108,7 +109,7 @@ class TrainedRun:
         """Return the accuracy on the held-out problems: the share whose reward is above 0.5."""
         with _scoring(self.experiment, self.reward_of) as reward_of:
             reward_fn = reward_of(self.experiment.problems.held_out, self.experiment.tokenizer)
-            return held_out_evaluator(self.experiment, reward_fn)(self.state)
+            return held_out_evaluator(self.experiment, reward_fn)(self.state).accuracy
 
     def save(self, policy: str | Path, draft: str | Path | None = None) -> None:
         """Write the policy in Hugging Face's layout to a new directory, and the draft to another.

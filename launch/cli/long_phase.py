@@ -73,7 +73,7 @@ class LongPhase(Progress):
         """Count a finished unit, and save the state if it is time. At a signal, save it and raise Stopped.
 
         state:   parts of the state; None for a phase that is not kept.
-        program: as of `advance`.
+        program: see `advance`.
         save:    save now, because other work comes before the next unit.
         """
         self.advance(1, tokens, note, program)

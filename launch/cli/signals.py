@@ -30,7 +30,7 @@ class StopSignals:
     owns_process: ClassVar[bool] = False
 
     def __init__(self, say: Callable[[str], None], ending: str | None = None) -> None:
-        self._ending, self._raising = ending, False
+        self._ending, self._raising, self._raised = ending, False, False
         self._here: signal.Signals | None = None  # the first signal that this process received
         self._agreed: signal.Signals | None = None
         self._say = say
@@ -94,7 +94,9 @@ class StopSignals:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     def _handle(self, *_: object) -> None:
-        if self._raising:
+        # Called for the second signal, and for our own: only one of them raises.
+        if self._raising and not self._raised:
+            self._raised = True
             raise KeyboardInterrupt
 
     def _try_to_say(self, line: str) -> None:
@@ -106,8 +108,8 @@ class StopSignals:
 @contextmanager
 def owning_process() -> Iterator[None]:
     """Let signals end the process during the block, which is a whole program."""
-    StopSignals.owns_process = True
+    before, StopSignals.owns_process = StopSignals.owns_process, True
     try:
         yield
     finally:
-        StopSignals.owns_process = False
+        StopSignals.owns_process = before

@@ -21,7 +21,7 @@ from launch.comparison.variants import AUTOMATIC, PLAIN, NumberedBatches, Varian
 from launch.costs.turns import Record, timed_turns
 from launch.setup.experiment import Experiment
 from launch.setup.memory import check_training
-from launch.timing import interval, show_interval
+from launch.timing import describe_interval, interval, show_interval
 from specjax.asynchronous.step import AsynchronousStep
 from specjax.parallel import processes
 
@@ -29,8 +29,7 @@ SYNCHRONOUS = "synchronous"
 # Steps of each kind in a turn. With lag, others come before them and fill the pipeline.
 BLOCK = 3
 NOTE = (
-    f"medians over turns of {BLOCK} steps of each row, on the same prompts with the same seeds; speed-ups with 95% "
-    "intervals, below six turns their range\n"
+    f"medians over turns of {BLOCK} steps of each row, on the same prompts with the same seeds\n"
     "synchronous: the host waits for each stage; train: log-probs and updates\n"
     "lag: exposed generation: how long the training mesh is idle, less scoring on the host; train: how long it is busy"
 )
@@ -221,7 +220,8 @@ def print_overlap(overlaps: Mapping[str, Mapping[str, OverlapReport]], console: 
     """Print a table with a row for each kind of run and variant, and speed-ups over the first row."""
     headers = ("devices", "step", "exposed generation", "generation", "scoring", "train", "step x", "per device")
     columns = Column("run"), Column("draft length"), *(Column(name, justify="right", no_wrap=True) for name in headers)
-    title = "seconds of a step; speed-ups over the first row, of the step and for the same number of devices"
+    turns = max(len(report.turns) for reports in overlaps.values() for report in reports.values())
+    title = f"seconds of a step; speed-ups over the first row{describe_interval(turns)}, of the step and per device"
     table = Table(*columns, box=None, padding=(0, 0, 0, 2), title=title, title_justify="left")
     for kind, reports in overlaps.items():
         for name, report in reports.items():

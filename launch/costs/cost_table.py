@@ -78,7 +78,7 @@ class CostTable:
         if not later:
             return self.update(params, 0, long_phases)
         if self._timer is not None:
-            # Of an attempt that was killed before its first checkpoint.
+            # A killed attempt may have left a file without a checkpoint.
             processes.on_primary(lambda: self._path.unlink(missing_ok=True))
         return unmeasured(len(self._phases), self._lengths)
 

@@ -1,6 +1,5 @@
 """Sampling and scoring of held-out prompts, with the same rollout and reward as training."""
 
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -138,14 +137,18 @@ def drafts_pay(experiment: Experiment, drafting: Drafting | None) -> bool:
     return drafting is None or bool(jnp.any(jnp.array(lengths)[choose(drafting, lengths)] > 0))
 
 
+class Evaluation(NamedTuple):
+    """Shares of held-out completions that are correct, and that the budget ended."""
+
+    accuracy: float
+    truncated: float
+
+
 class Evaluate:
-    """Function from a state to the fraction of correct completions, with `eval.samples` per prompt.
+    """Function from a state to its Evaluation, with `eval.samples` completions per prompt.
 
     A completion that could not be scored counts as wrong. Filler prompts do not count. Where the next rollout of the
     run would not draft, neither does the evaluation. Processes that do not train wait for those that do.
-
-    Attributes:
-        truncated: Share of the completions of the last call that the budget ended; NaN before the first.
     """
 
     def __init__(self, experiment: Experiment, reward_fn: RewardFn, batches: list[Prompts]) -> None:
@@ -154,18 +157,15 @@ class Evaluate:
             Sampler(experiment, drafter, samples) for drafter in (networks.drafter, NoDrafter())
         )
         self._experiment, self._score, self._batches = experiment, compiled_reward(reward_fn), batches
-        self.truncated = math.nan
 
-    def __call__(self, state: TrainState) -> float:
-        accuracy, self.truncated = processes.within(self._experiment.mesh, lambda: self._shares(state))
-        return accuracy
+    def __call__(self, state: TrainState) -> Evaluation:
+        return Evaluation(*processes.within(self._experiment.mesh, lambda: self._evaluate(state)))
 
     def start_compiling(self, params: Params, drafts: bool) -> None:
         """Start to compile the rollouts, as `Program.start_compiling`. drafts: whether they draft."""
         (self._drafting if drafts else self._plain).start_compiling(params, self._batches[0])
 
-    def _shares(self, state: TrainState) -> tuple[float, float]:
-        """Return the shares of completions that are correct, and that the budget ended."""
+    def _evaluate(self, state: TrainState) -> Evaluation:
         sample = self._drafting if drafts_pay(self._experiment, state.drafting) else self._plain
         correct, stopped = list[np.ndarray](), list[np.ndarray]()
         with Progress("evaluation", len(self._batches), "batches") as progress:
@@ -174,4 +174,4 @@ class Evaluate:
                 correct.append(sampled.correct)
                 stopped.append(sampled.stopped)
                 progress.advance(tokens=int(np.sum(sampled.lengths)))
-        return float(np.mean(np.concatenate(correct))), 1 - float(np.mean(np.concatenate(stopped)))
+        return Evaluation(float(np.mean(np.concatenate(correct))), 1 - float(np.mean(np.concatenate(stopped))))

@@ -6,9 +6,9 @@ from itertools import chain
 import numpy as np
 
 from launch.cli.run_clock import TOTAL
-from launch.run.draft_monitor import MOST_PROBES, count_probes, format_speedup
+from launch.run.draft_monitor import MOST_PROBES, count_probes
 from launch.run.records import RunRecords
-from launch.timing import interval
+from launch.timing import interval, show_interval
 
 
 def key_figures(run: RunRecords) -> Iterator[tuple[str, str]]:
@@ -31,12 +31,12 @@ def key_figures(run: RunRecords) -> Iterator[tuple[str, str]]:
         labels = {"generation": "generation speed-up at the end", "step": "step speed-up while acceptance holds"}
         for name, label in labels.items():
             speedup = result[f"{name}_speedup"]
-            ends = (result.get(f"{name}_speedup_{end}", speedup) for end in ("low", "high"))
-            yield format_speedup(speedup, *ends), label
+            low, high = (result.get(f"{name}_speedup_{end}", speedup) for end in ("low", "high"))
+            yield show_interval((speedup, low, high), ".2f", "x"), label
     elif "speedup" in result:
         yield f"{result['speedup']:.2f}x", "generation speed-up at the end"
     elif len(speedups := run.measured("perf/speedup_vs_autoregressive")[1].tolist()[-MOST_PROBES:]):
-        yield format_speedup(*interval(speedups)), f"generation speed-up, {count_probes(len(speedups))}"
+        yield show_interval(interval(speedups), ".2f", "x"), f"generation speed-up, {count_probes(len(speedups))}"
     exposed, steps = (run.metrics.get(name, np.zeros(0)) for name in ("time/training_mesh_idle", "time/step"))
     if (both := np.isfinite(exposed) & (steps > 0) if len(exposed) else exposed).any():
         yield f"{exposed[both].sum() / steps[both].sum():.1%}", "of the time of steps is exposed generation"

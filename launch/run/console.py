@@ -11,7 +11,7 @@ from launch.cli.console import console, wide_console
 from launch.cli.progress import duration
 from launch.run.draft_monitor import acceptance_alarm, diagnose_command
 
-HEADER = "   reward  accuracy  acceptance  tokens/s  s/step  length   cut  peak GiB"
+HEADER = "   reward  accuracy  acc. length  tokens/s  s/step  length   cut  peak GiB"
 HEADER_EVERY = 20
 # The time left follows from the median of so many steps.
 TIMED = 32
@@ -121,7 +121,7 @@ def _line(steps: Sequence[Values], left: str) -> str:
     speed = tokens / seconds if tokens is not None and seconds else None
     line = (
         f"  {_show(reward, '.3f'):>7}  {_show(accuracy, '.1%'):>8}"
-        f"  {_show(acceptance, '.2f'):>10}  {_show(speed, '.0f'):>8}  {_show(seconds, '.2f'):>6}"
+        f"  {_show(acceptance, '.2f'):>11}  {_show(speed, '.0f'):>8}  {_show(seconds, '.2f'):>6}"
         f"  {_show(length, '.0f'):>6}  {_show(cut, '.0%'):>4}  {memory:>8}{left}"
     )
     held_out, failed = steps[-1]["eval/accuracy"], sum(values["reward/failed"] or 0 for values in steps)

@@ -14,7 +14,7 @@ from launch.cli.recipes import recipes
 from launch.run.step_timer import DispatchedStep
 from launch.setup.drafts.base import MORE_TRAINING, Draft
 from launch.setup.experiment import Experiment
-from launch.timing import interval
+from launch.timing import interval, show_interval
 from specjax.cost import Drafting, acceptance_length, batch_gain, choose, expected_speedup, rates
 from specjax.parallel import processes
 from specjax.rollout.plan import Phase, RolloutConfig
@@ -133,7 +133,7 @@ def first_step_check(experiment: Experiment, run: Path, warn: Callable[..., None
 
 
 class DraftSpeed:
-    """Observer of steps that prints the speed-up of generation over the last probes with its interval, if it has one.
+    """Observer of steps that prints after each probe the speed-up of generation over the last ones.
 
     Warns, once until it is over, if a fixed draft length is slower than none: if the interval of at least
     `LEAST_PROBES` probes is below 1.
@@ -148,18 +148,13 @@ class DraftSpeed:
             return
         self._speedups.append(float(speedup))
         found, probes = interval(self._speedups), len(self._speedups)
-        measured = f"{format_speedup(*found)} the speed of draft length 0 in {count_probes(probes)}"
+        measured = f"{show_interval(found, '.2f', 'x')} the speed of draft length 0 in {count_probes(probes)}"
         slower = not self._rollout.draft_lengths and found[2] < 1 and probes >= LEAST_PROBES
         if slower and not self._slower:
             self._warn(step.number, SLOWER.line(measured=measured, draft_length=self._rollout.draft_length))
-        elif probes > 1:
+        else:
             console.print(f"  generation: {measured}")
         self._slower = slower
-
-
-def format_speedup(speedup: float, low: float, high: float) -> str:
-    """Return a speed-up with its interval, if there is one: "1.20x [1.10, 1.30]"."""
-    return f"{speedup:.2f}x [{low:.2f}, {high:.2f}]" if low < high else f"{speedup:.2f}x"
 
 
 def count_probes(count: int) -> str:

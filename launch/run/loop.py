@@ -181,7 +181,7 @@ class TrainingLoop:
         """Log the accuracy on held-out prompts with the metrics of the step."""
         if is_due(number, self.experiment.config.eval.every):
             self.logs.timer.wait()
-            accuracy, truncated = self.evaluate(state), self.evaluate.truncated
+            accuracy, truncated = self.evaluate(state)
             self.logs.timer.finish({"eval/accuracy": accuracy, "eval/truncated": truncated})
             self.logs.cut.evaluated(number, truncated)
 

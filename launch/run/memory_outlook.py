@@ -6,11 +6,10 @@ from launch.setup.memory import training_memory
 from launch.setup.state import abstract_state
 from specjax.parallel.memory import device_memory, host_memory
 
-# Bytes of Python, jax and compilations beside each other: the peak of the recipe `tiny`, whose arrays are small.
-PROCESS = 5 * 2**29
-# Arrays of the size of these parts that an update on CPUs holds at once, by counting those of a decoder. With them the
-# expected peaks of SmolLM2-135M were 10.0 GiB (measured: 9.7), 9.0 (7.8) and, with adapters, 5.3 (4.9).
-ON_CPUS = {"logits of a microbatch": 10, "activations of a microbatch": 33}
+# Python, jax and compilations beside each other: the peak of the recipe `tiny`, whose arrays are small.
+PROCESS_BYTES = 5 * 2**29
+# Arrays of the size of these parts that an update on CPUs holds at once, by counting those of a decoder.
+COPIES_ON_CPUS = {"logits of a microbatch": 10, "activations of a microbatch": 33}
 MOST_NAMED = 3
 
 
@@ -36,12 +35,12 @@ def describe_memory(experiment: Experiment) -> str:
 
 def expected_on_cpus(experiment: Experiment) -> dict[str, int]:
     """Return the bytes that a process on CPUs is expected to hold at its peak, an update, by what takes them."""
-    sizes, (generating, updating) = {"the process": PROCESS}, training_memory(experiment)
+    sizes, (generating, updating) = {"the process": PROCESS_BYTES}, training_memory(experiment)
     # An asynchronous run generates meanwhile, on other devices of the same memory.
     at_once = [updating] if experiment.rollout_mesh is experiment.mesh else [generating, updating]
     for parts, mesh in at_once:
         for part in parts:
-            size = part.size * ON_CPUS.get(part.name, 1) * len(mesh.local_devices)
+            size = part.size * COPIES_ON_CPUS.get(part.name, 1) * len(mesh.local_devices)
             sizes[part.name] = sizes.get(part.name, 0) + size
     if experiment.config.checkpoint.every:
         # Written in the background, while the next steps run.

@@ -51,13 +51,15 @@ class Steps(NamedTuple):
 class Start(NamedTuple):
     """Starting point of a run.
 
-    step:            the last finished step; 0 for a new run.
-    accuracy_before: held-out accuracy before RL, 0 .. 1; None if not evaluated.
+    step:             the last finished step; 0 for a new run.
+    accuracy_before:  held-out accuracy before RL, 0 .. 1; None if not evaluated.
+    truncated_before: share of those completions that the budget ended; None if not evaluated by this process.
     """
 
     state: TrainState
     step: int
     accuracy_before: float | None
+    truncated_before: float | None = None
 
 
 def make_steps(experiment: Experiment, reward_fn: RewardFn) -> Steps:
@@ -97,7 +99,7 @@ def start_new(
 
     params = processes.within(experiment.mesh, before_rl, elsewhere=experiment.networks.params)
     state = fresh_state(experiment, params, None if costs is None else costs.start(params, later, long_phases))
-    return Start(state, 0, evaluate(state) if config.eval.every else None)
+    return Start(state, 0, *(evaluate(state) if config.eval.every else (None, None)))
 
 
 def compile_step(experiment: Experiment, train_step: Step) -> None:
@@ -151,7 +153,7 @@ def checkpoint_extra(experiment: Experiment, start: Start, costs: CostTable | No
 
 
 def held_out_evaluator(experiment: Experiment, reward_fn: RewardFn) -> Evaluate:
-    """Return state -> accuracy on the held-out prompts, in batches of about as many sequences as a step has."""
+    """Return state -> Evaluation on the held-out prompts, in batches of about as many sequences as a step has."""
     table, size = experiment.held_out_prompts, held_out_batch_size(experiment)
     return Evaluate(experiment, reward_fn, fixed_batches(table.first(experiment.config.eval.prompts), size))
 
@@ -164,8 +166,9 @@ def report_start(experiment: Experiment, logs: RunLogs, start: Start, continuing
         console.print(differences)
     if continuing:
         return
-    if start.accuracy_before is not None:
-        logs.timer.log_start({"eval/accuracy": start.accuracy_before})
+    if start.truncated_before is not None:
+        logs.timer.log_start({"eval/accuracy": start.accuracy_before, "eval/truncated": start.truncated_before})
+        logs.cut.evaluated(start.step, start.truncated_before)
     if experiment.config.resume and not found:
         events.warn(0, "No checkpoint found; starting from scratch")
     for which, table in (("training", experiment.train_prompts), ("held-out", experiment.held_out_prompts)):

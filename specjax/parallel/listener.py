@@ -22,6 +22,8 @@ ANSWER_WITHIN_S = 5.0
 _STRANGERS = 4
 # Before the next try to accept, after one that failed for lack of descriptors.
 _PAUSE_S = 0.1
+# A transfer in which nothing moves for this time has stalled.
+_STALLED_S = 60.0
 _CHALLENGE_BYTES, _CODE_BYTES = 32, 64
 _LINE_BYTES = 5000
 
@@ -141,16 +143,24 @@ def call(host: str, port: int, key: bytes, message: Any, deadline: float) -> soc
 
 
 def read(connection: socket.socket, size: int, deadline: float) -> bytearray:
-    """Return so many bytes. Raises TimeoutError if they have not come at the deadline, a time of `time.monotonic`."""
+    """Return so many bytes. Raises TimeoutError at the deadline, a time of `time.monotonic`, or if the sender stalls."""
     found = bytearray(size)
     rest = memoryview(found)
     while rest:
-        connection.settimeout(_left(deadline))
+        connection.settimeout(min(_left(deadline), _STALLED_S))
         count = connection.recv_into(rest)
         if not count:
             raise ConnectionError("it ended")
         rest = rest[count:]
     return found
+
+
+def send(connection: socket.socket, message: bytes, deadline: float) -> None:
+    """Send all bytes. Raises TimeoutError at the deadline, a time of `time.monotonic`, or if the reader stalls."""
+    rest = memoryview(message)
+    while rest:
+        connection.settimeout(min(_left(deadline), _STALLED_S))
+        rest = rest[connection.send(rest) :]
 
 
 def read_line(connection: socket.socket, deadline: float) -> bytes:

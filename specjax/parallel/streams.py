@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from threading import Thread
 
-from specjax.parallel.listener import ANSWER_WITHIN_S, Listener, NotAdmittedError, call, read
+from specjax.parallel.listener import ANSWER_WITHIN_S, Listener, NotAdmittedError, call, read, send
 
 # A transfer ends after this time, and a second more for so many bytes.
 _WITHIN_S, _BYTES_PER_S = 60.0, 2**20
@@ -70,8 +70,7 @@ def _serve(listener: Listener, message: bytes, readers: int) -> None:
 
 def _send(connection: socket.socket, message: bytes, reader: int, served: set[int]) -> None:
     with connection, suppress(OSError):
-        connection.settimeout(_deadline(len(message)) - time.monotonic())  # of all of `sendall`
-        connection.sendall(message)
+        send(connection, message, _deadline(len(message)))
         served.add(reader)
 
 

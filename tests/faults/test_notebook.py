@@ -100,4 +100,7 @@ def test_row_111_answers_differ_from_call_to_call_and_have_few_shapes(
     assert samplers == [1, 2, 4, 8] and widths == {16, 32, 60} and len(set(noises)) == len(noises)
     run.generate("1", seed=np.int64(7))
     run.generate("1", seed=7)
-    assert noises[-1] == noises[-2] == (7, 0)
+    assert noises[-1] == noises[-2] == (7, -2)
+    # Neither another call nor a training step has the noise of the run's own seed.
+    run.generate("1", seed=run.experiment.config.seed)
+    assert noises[-1] not in noises[:-1] and all(step < -1 for _, step in noises)

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import json
 import socket
 import subprocess
 import sys
@@ -9,18 +10,19 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from threading import Thread
 
 import pytest
 
 from configs.schema import HostsConfig
-from launch.cli import failures
+from launch.cli import failures, rendezvous
 from launch.cli.console import ProgressConsole
 from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.options import run_program
 from launch.cli.rendezvous import wait_for_all
 from specjax.parallel import listener, streams
-from specjax.parallel.listener import Listener, NotAdmittedError, call, read, read_line
+from specjax.parallel.listener import Listener, NotAdmittedError, call, read, read_line, send
 from specjax.parallel.streams import offer, receive
 from tests.jobs import free_port
 
@@ -68,9 +70,34 @@ def connect(port: int) -> socket.socket:
         time.sleep(0.01)
 
 
-def trickle(connection: socket.socket) -> None:
-    """Send one byte after the other until the other side hangs up. Closes the connection."""
+class Clock:
+    """Clock of this process and of its deadlines, which can be put ahead."""
+
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self) -> None:
+        self._ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._ahead_s
+
+    def put_ahead(self, by_s: float) -> None:
+        self._ahead_s += by_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (listener, streams, rendezvous):
+        monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def trickle(connection: socket.socket, clock: Clock, within_s: float = 2 * WITHIN_S) -> None:
+    """Send one byte after the other until the other side hangs up. `within_s` are over after the first. Closes it."""
     with connection, suppress(OSError):
+        connection.sendall(b"x")
+        clock.put_ahead(within_s)
         while True:
             connection.sendall(b"x")
             time.sleep(0.01)
@@ -100,28 +127,39 @@ def test_row_82_a_stranger_gets_a_challenge_and_no_more(port_of: Port, text: byt
 
 
 @PORTS
-def test_row_82_one_byte_after_the_other_is_cut_off_at_the_deadline(
-    port_of: Port, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listener, "ANSWER_WITHIN_S", 0.2)
+def test_row_82_one_byte_after_the_other_is_cut_off_at_the_deadline(port_of: Port, clock: Clock) -> None:
     with port_of() as (port, come), connect(port) as stranger:
-        trickle(stranger)
+        read(stranger, 32, clock.monotonic() + WITHIN_S)
+        trickle(stranger, clock, listener.ANSWER_WITHIN_S)
         come()
 
 
 @pytest.mark.parametrize("read_", [lambda end, deadline: read(end, 10**6, deadline), read_line])
-def test_row_82_a_read_ends_at_its_deadline_whatever_comes(read_: Callable[[socket.socket, float], object]) -> None:
+def test_row_82_a_read_ends_at_its_deadline_whatever_comes(
+    read_: Callable[[socket.socket, float], object], clock: Clock
+) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        Thread(target=trickle, args=(theirs,), daemon=True).start()
+        deadline = clock.monotonic() + WITHIN_S
+        Thread(target=trickle, args=(theirs, clock), daemon=True).start()
         with pytest.raises(TimeoutError):
-            read_(ours, time.monotonic() + 0.2)
+            read_(ours, deadline)
 
 
-def test_row_82_a_sender_that_sends_slowly_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "_WITHIN_S", 0.3)
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("move", [lambda end, deadline: read(end, 9, deadline), partial(send, message=MESSAGE)])
+def test_row_82_a_transfer_that_stalls_ends_before_its_deadline(
+    move: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "_STALLED_S", 0.1)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(TimeoutError):
+        move(ours, deadline=time.monotonic() + 10 * WITHIN_S)
+
+
+def test_row_82_a_sender_that_sends_slowly_is_given_up(clock: Clock) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        Thread(target=lambda: trickle(server.accept()[0]), daemon=True).start()
+        Thread(target=lambda: trickle(server.accept()[0], clock), daemon=True).start()
         with pytest.raises(ConnectionError, match="connection closed by the process at 127.0.0.1, which was sending"):
             receive(f"127.0.0.1@{server.getsockname()[1]}@9@00", 1)
 
@@ -266,26 +304,31 @@ def arrive(port: int, message: object) -> socket.socket:
 
 
 @pytest.mark.timeout(60)
-def test_row_81_process_0_keeps_its_deadline_whoever_calls() -> None:
-    with waiting(2, 1.0) as (port, said), ExitStack() as stack:
+def test_row_81_process_0_keeps_its_deadline_whoever_calls(clock: Clock) -> None:
+    with waiting(2, WITHIN_S) as (port, said), ExitStack() as stack:
         for _ in range(3):
             stack.enter_context(connect(port))
-        Thread(target=trickle, args=(stack.enter_context(connect(port)),), daemon=True).start()
-        assert said.result() == "process 1 is missing after 1 s"
+        heard = stack.enter_context(connect(port))
+        read(heard, 32, clock.monotonic() + WITHIN_S)
+        Thread(target=trickle, args=(heard, clock), daemon=True).start()
+        assert said.result() == "process 1 is missing after 60 s"
 
 
 @pytest.mark.timeout(60)
-def test_row_81_a_process_keeps_its_deadline_whatever_answers_it() -> None:
+def test_row_81_a_process_keeps_its_deadline_whatever_answers_it(clock: Clock) -> None:
     with socket.create_server(("localhost", 0)) as server:
-        Thread(target=lambda: trickle(server.accept()[0]), daemon=True).start()
-        said = meet(1, 2, server.getsockname()[1], 0.4)
-    assert said == "process 0 is missing after 0 s: another program, or an ending run, has the port"
+        Thread(target=lambda: trickle(server.accept()[0], clock), daemon=True).start()
+        said = meet(1, 2, server.getsockname()[1], WITHIN_S)
+    assert said == "process 0 is missing after 60 s: another program, or an ending run, has the port"
 
 
-def test_row_81_process_0_begins_only_while_all_are_there() -> None:
-    with waiting(3, 2.0) as (port, said):
+def test_row_81_process_0_begins_only_while_all_are_there(clock: Clock) -> None:
+    with waiting(3, WITHIN_S) as (port, said):
         arrive(port, [1, 3, ""]).close()  # it gives up
-        assert meet(2, 3, port, 2.0) == said.result() == "process 1 is missing after 2 s"
+        with arrive(port, [2, 3, ""]) as second:
+            clock.put_ahead(WITHIN_S)
+            assert said.result() == "process 1 is missing after 60 s"
+            assert json.loads(read_line(second, clock.monotonic() + WITHIN_S)) == said.result()
 
 
 def test_row_81_a_process_that_comes_and_fails_may_come_again() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from configs.tiny import config as tiny
 from launch.cli.errors import RunStopped
+from launch.evaluation.sampler import Evaluation
 from launch.run.logs import RunLogs, check_lag
 from launch.run.loop import TrainingLoop
 from launch.run.start import Start, Steps
@@ -104,11 +105,10 @@ class Recorder:
         return dict(metrics)
 
     def _evaluation(self) -> Any:
-        def evaluate(state: Any) -> float:
+        def evaluate(state: Any) -> Evaluation:
             self._do("evaluate", self.number)
-            return 0.25
+            return Evaluation(accuracy=0.25, truncated=0.5)
 
-        evaluate.truncated = 0.5  # pyright: ignore[reportFunctionMemberAccess]
         return evaluate
 
     def _save(self, number: int, state: Any, data: Any, extra: Any, score: float | None, healthy: bool) -> None:

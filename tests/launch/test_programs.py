@@ -222,6 +222,7 @@ def test_tiny_from_warm_up_to_the_closing_comparison(
         *(["run"] if more else []),
     }
     said = capsys.readouterr().out
+    assert re.search(r"  generation: [\d.]+x the speed of draft length 0 in one probe\n", said)
     for part in ("warm-up: 2 of 2 steps", "compiled", "accuracy", "autoregressive", "by Amdahl", "time of the run: "):
         assert part in said
     assert ("distillation: 2 of 2 steps" in said) == bool(more)
@@ -229,7 +230,7 @@ def test_tiny_from_warm_up_to_the_closing_comparison(
     names = ("step", *STANDARD_METRICS, "rollout/acceptance_rate_pos_1")
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     first = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
-    assert {name for name, value in first.items() if value is not None} == {"step", "eval/accuracy"}
+    assert {name for name, value in first.items() if value is not None} == {"step", "eval/accuracy", "eval/truncated"}
     assert f"held-out accuracy before the first step: {first['eval/accuracy']:.1%}" in said
     for number, line in enumerate(lines, start=1):
         unmeasured = {"kl/reference", "time/draft_training", "memory/peak_gib"} | (STAGES if number != 4 else set())
