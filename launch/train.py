@@ -8,18 +8,16 @@ from typing import NamedTuple
 
 from configs.override import override
 from configs.schema import RunConfig
-from launch.cli.console import console, wide_console
+from launch.cli.console import console
 from launch.cli.errors import RunStopped
 from launch.cli.hosts import join_hosts
 from launch.cli.long_phases import UNFINISHED, LongPhases
 from launch.cli.options import parse_run, run_program, use_compile_cache
 from launch.cli.run_clock import run_part, timed_run
 from launch.cli.signals import StopSignals
-from launch.comparison.closing import compare_steps, without_moments
 from launch.costs.cost_table import COST_TABLE, CostTable, given_cells
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
-from launch.evaluation.sampler import Evaluate
 from launch.plan.__main__ import main as plan
 from launch.report import try_report
 from launch.rewards.code import code_of_modules
@@ -28,16 +26,16 @@ from launch.rewards.thinking import describe_thinking
 from launch.run.checks import check_run
 from launch.run.directory import CHECKPOINTS, can_resume, check_resumable, open_run, record_config
 from launch.run.first_problem import describe_first_problem
-from launch.run.logs import RunLogs, open_logs
+from launch.run.logs import open_logs
 from launch.run.loop import TrainingLoop
 from launch.run.metric_log import wandb_log
 from launch.run.pin_references import with_commits
-from launch.run.start import Start, held_out_evaluator, make_steps, report_start, resume_from, start_new
+from launch.run.results import record_results
+from launch.run.start import held_out_evaluator, make_steps, report_start, resume_from, start_new
 from launch.run.step_checks import describe_healthy
 from launch.run.summary import summarize
 from launch.setup.experiment import Experiment, build_experiment
 from specjax.checkpoint import Checkpointer
-from specjax.parallel import processes
 from specjax.program import dropping_compilations
 from specjax.rewards import RewardFn
 from specjax.short_repr import short_repr
@@ -148,36 +146,6 @@ def train(
         finally:
             try_report(directory)
     return state, stopped
-
-
-def record_results(
-    experiment: Experiment, reward_fn: RewardFn, start: Start, state: TrainState, evaluate: Evaluate, logs: RunLogs
-) -> TrainState:
-    """Report held-out accuracy before and after RL, and the speed-up of the run's steps, where the recipe asks.
-
-    Returns the state, after a comparison without its moments. Raises Stopped at a signal.
-    """
-    config = experiment.config
-    if start.accuracy_before is not None:
-        after = logs.timer.logged.get("eval/accuracy")
-        if after is None:
-            after, truncated = evaluate(state)
-            logs.cut.evaluated(config.steps, truncated)
-        console.print(f"held-out accuracy: {start.accuracy_before:.1%} before RL, {after:.1%} after")
-        logs.events.record_result(config.steps, accuracy_before=start.accuracy_before, accuracy_after=after)
-    if config.speedup.steps:
-        # Nothing is kept of it: a run that is stopped compares again when it is resumed.
-        long_phases, state = LongPhases(signals=logs.signals), without_moments(state)
-
-        def compare() -> dict[str, float]:
-            drafted = compare_steps(experiment, reward_fn, state, wide_console, long_phases)
-            measured = {"generation_speedup": drafted.generation_speedup, "step_speedup": drafted.step_speedup}
-            ends = {"": 0, "_low": 1, "_high": 2}
-            return {f"{name}{end}": value[i] for name, value in measured.items() for end, i in ends.items()}
-
-        with run_part("comparison"):
-            logs.events.record_result(config.steps, **processes.within(experiment.mesh, compare))
-    return state
 
 
 if __name__ == "__main__":

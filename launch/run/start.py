@@ -133,7 +133,7 @@ def resume_from(
         )
     pipeline.set_state(checkpoint.data)
     console.print(f"resumed after step {checkpoint.step}")
-    if costs is not None:
+    if costs is not None and checkpoint.state.drafting is not None:
         cells, drafting = [Cell(*cell) for cell in checkpoint.extra["cost_cells"]], checkpoint.state.drafting
         costs.resume(cells, checkpoint.step, drafting)
     state = replace(checkpoint.state, params=replace(checkpoint.state.params, base=params.base))

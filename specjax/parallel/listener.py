@@ -143,7 +143,7 @@ def call(host: str, port: int, key: bytes, message: Any, deadline: float) -> soc
 
 
 def read(connection: socket.socket, size: int, deadline: float) -> bytearray:
-    """Return so many bytes. Raises TimeoutError at the deadline, a time of `time.monotonic`, or if the sender stalls."""
+    """Return so many bytes. Raises TimeoutError at the deadline of `time.monotonic`, or if the sender stalls."""
     found = bytearray(size)
     rest = memoryview(found)
     while rest:
