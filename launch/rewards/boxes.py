@@ -39,7 +39,7 @@ def last_box(text: str) -> str | None:
 def other_box(text: str) -> str | None:
     """Return what is in the box before the last one, if they are alternatives, as "or" between them says."""
     before = text[: text.rfind("\\boxed")]
-    alternative = re.search(r"\}(?:[^.!?\n{}]*(?:\bor\b|或)[^.!?\n{}]*|[\s$]*[/|][\s$]*)$", before)
+    alternative = re.search(r"\}(?:[^.!?\n]{0,40}(?:\bor\b|或)[^.!?\n]{0,40}|[\s$]*[/|][\s$]*)$", before)
     return last_box(before) if alternative else None
 
 

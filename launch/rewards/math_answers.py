@@ -21,8 +21,9 @@ _LITERAL = re.compile(
     # A numeral with its base, of which one above ten has letters.
     r"(?<![\dA-Za-z\\^])(?:\d+\s*[)\]}]*\s*_|\d[\dA-Fa-f]*\s*[)\]}]*\s*_\s*\{?\s*(?:1[1-9]|[2-9]\d))"
     r"|\b0[xXbBoO][\dA-Fa-f]+|\bbase\b"
-    # Bounds and negations.
-    r"|^(?:[<>≠≤≥]|\\(?:neq?|leq?|geq?|[lg]t)\b)|\b(?:not|than|at\s+(?:least|most))\b"
+    r"|(?<![\\A-Za-z\d_^])(?!log|ln|sqrt|pi|sin|cos|tan)[A-Za-z]+\d"  # names: A1
+    # Bounds, negations and alternatives.
+    r"|^(?:[<>≠≤≥]|\\(?:neq?|leq?|geq?|[lg]t)\b)|\b(?:not|than|at\s+(?:least|most))\b|[-/]\s*or\b|\bor\s+[a-z]{2}"
     r"|\d\.\d+\.\d|\d\.\.|\.\.\s*\d"  # versions, ranges
     r"|\b\d{4}-\d{1,2}-\d{1,2}(?!\d)"  # dates
     r"|\\(?:to|(?:long)?rightarrow|Rightarrow|lor|vee|[lc]?dots|langle)\b|->|→|…"  # ranges, alternatives
@@ -34,7 +35,8 @@ _RATIO = re.compile(r":|/|\\[dt]?frac\b")
 # Words between two numbers, also those of a unit: 2 hours 30, 4 (or 5).
 _WORDS_BETWEEN = re.compile(r"(?<=\d)([\s{(]*[^\W\d_][^\d,;\\^_=+*/<>|&-]*)(?=\d)")
 # Before a number that is not the answer.
-_NEGATION = re.compile(r"(?:\bnot|n['’]t|\bnever|\bthan|\bat (?:least|most)|\bbelow|\babove)\s+(?:be\s+)?[^\w\s]{0,3}$")
+_DENIED = r"(?:\b(?:not|cannot|never|neither|than|at (?:least|most)|below|above|under|up to)|n['’]t)\b"
+_NEGATION = re.compile(rf"{_DENIED}\s+(?:[a-z]+\s+){{0,2}}[^\w\s]{{0,3}}$", re.IGNORECASE)
 _ALTERNATIVE = r"(?:,|;|/|\||&|[-–—]|\b(?:or|and|to|versus|vs)\b\.?)\s*(?:(?:or|and)\s+)?[^\w\s=]{0,3}"
 # Characters around an answer that are searched for a further part of it, or another one.
 _NEAR = 80
@@ -110,8 +112,11 @@ class MathScorer:
         texts = expected.text, given.text
         times = [bool(_TIME.search(text)) for text in texts]
         ratio = any(_RATIO.search(text) for text, time in zip(texts, times, strict=True) if not time)
-        if expected.literal or given.literal or (any(times) and not ratio) or all(map(_is_word, texts)):
+        if expected.literal or given.literal or (any(times) and not ratio):
             return canonical(expected.text) == canonical(given.text)
+        words, other = map(_words, texts)
+        if words and other and (words != other or len(words) == 1):
+            return words == other
         expected, given = self._bracketed_alike(expected, given)
         if {list_brackets(expected.text), list_brackets(given.text)} in ({"\\{", "("}, {"\\{", "["}):
             return False  # a set is no tuple
@@ -197,9 +202,10 @@ def list_brackets(text: str) -> str | None:
     return opening.group() if opening and 1 in commas and closes == [len(text)] else None
 
 
-def _is_word(text: str) -> bool:
-    """Return whether a text is only letters, at least two, which math-verify would multiply."""
-    return re.fullmatch(r"(?:[^\W\d_][\s{}()'’-]*){2,}", _plain(text).lstrip("{( ")) is not None
+def _words(text: str) -> list[str]:
+    """Return the items of a list of words, sorted; [] if it is another. math-verify would multiply their letters."""
+    items = [re.sub(r"[\s{}()'’-]", "", item) for item in re.split("[,;]", _plain(text).lower())]
+    return sorted(items) if max(map(len, items)) > 1 and all(map(str.isalpha, items)) else []
 
 
 def _standard(value: Value) -> str:
@@ -228,7 +234,7 @@ def _place_of(stated: str, text: str) -> tuple[int, int] | None:
     asked = text.lower().rfind("answer")
     place = next((each for each in found if asked >= 0 and each.start() > asked), found[-1])
     before = re.search(r"\d[\d.,_:/–-]*[._:/–-]$", text[max(place.start() - _NEAR, 0) : place.start()])
-    after = re.match(r"\s*\\?%|(?:[\dA-Za-z]|[._:/–-]\d|[_^\\])\S*", text[place.end() :])
+    after = re.match(r"\s*\\?%|(?:[\dA-Za-zΑ-ω]|[._:/–-]\d|[_^\\])\S*", text[place.end() :])
     start = place.start() - len(before.group() if before else "")
     end = place.end() + len(after.group().rstrip(".,;:!?*)$") if after else "")
     return start, end
@@ -239,15 +245,16 @@ def _has_alternatives(text: str, start: int, end: int) -> bool:
     before = re.split(r"[.!?]\s|\n", text[max(start - _NEAR, 0) : start])[-1]
     after = re.split(r"[.!?](?:\s|$)|\n", text[end : end + _NEAR])[0]
     numbers = re.findall(_FRACTION, before + text[start:end] + after)
-    if len({_fraction(number) for number in numbers}) == 1:
-        return False
+    begun = re.match(r"\s*or\b", before, re.IGNORECASE) is not None
+    if begun or len({_fraction(number) for number in numbers}) == 1:
+        return begun
     word = r"\W{0,3}(?:[A-Za-z%°]+\s*)?"
     return bool(
         re.match(rf"{word}{_ALTERNATIVE}\d", after)
         or re.search(r"\bor\b[^=]*(?:=[^=]*)?\d", after)
         or re.search(rf"\d{word}{_ALTERNATIVE}$", before)
-        or re.search(r"\d\W*\bor\s+(?:[a-z]+\s+){0,2}(?:\w\s*=\s*)?[^\w\s]{0,3}$", before)
-        or re.search(r"\beither\b.*\d", before, re.IGNORECASE)
+        or re.search(r"\d\W*\bor\b[\s,]+(?:[a-z]+[\s,]+){0,3}(?:\w\s*=\s*)?[^\w\s]{0,3}$", before)
+        or re.search(r"\b(?:either|maybe|perhaps|possibly)\b.*\d", before, re.IGNORECASE)
     )
 
 

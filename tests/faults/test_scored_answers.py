@@ -340,6 +340,8 @@ VALUES = {
     "BCD": (["BCD", r"\mathrm{BCD}", "B, C, D".replace(", ", " ")], ["BDC", "CBD", r"\text{B D C}"]),
     "ab": (["ab"], ["ba"]),
     "well-known": (["well-known"], ["known-well"]),
+    "act, dog": (["dog, act", "act, dog"], ["cat, dog", "act, god"]),
+    "A1": (["A1", r"\text{A1}"], ["1A", "1"]),
     "ab + 1": (["1 + ba", "ab+1"], ["ab"]),
     "0x1F": (["0x1f"], ["0x1E", "0", "1"]),
     "0b101": (["0b101"], ["0b100", "0", "101"]),
@@ -361,7 +363,10 @@ VALUES = {
         ["5", "x=5", r"\approx 5", r"\boxed{5}"],
         ["4 (or 5)", "4 或 5", "4 or maybe 5", r"4 \text{ (or 5)}", "4 or 5"],
     ),
-    "4": (["4", r"\text{Area} = 4"], [r"\neq 4", r"x \neq 4", "> 4", "≥ 4", r"\leq 4", r"\text{at least } 4", "not 4"]),
+    "4": (
+        ["4", r"\text{Area} = 4"],
+        [r"\neq 4", r"x \neq 4", "> 4", "≥ 4", r"\leq 4", r"4 \text{ or more}", r"\text{at least } 4", "not 4"],
+    ),
     "1 1/2": (["1.5", r"1\frac{1}{2}"], ["1", "2"]),
     "7": (["7", "3+4"], ["3 4", r"3 \lor 7", r"3 \to 7", "3, 7", "3 or 7", "3 & 7"]),
     "(1,2)": (["(1,2)", "1,2", r"\left(1, 2\right)"], ["2,1", "(2,1)", r"\{1,2\}", "[1,2]", "1"]),
@@ -399,7 +404,15 @@ def test_row_74_only_the_same_value_is_equal(answer: str) -> None:
         *(("The answer is 2516_8.", "2516_8"), ("On 2025-01-02.", "2025-01-02"), ("The answer is 50%.", "0.5")),
         *((text, None) for text in ("It is 4, or possibly even 5", "Either 4, 5, maybe 6.", "The answer is not 4.")),
         *((text, None) for text in ("It isn't 4.", "It is less than $4$", "It is at least 4", "It can't be 4")),
-        *((rf"\boxed{{4}} {between} $\boxed{{5}}$", None) for between in ("or", "or maybe", "$ or $", "/", "或")),
+        *(
+            (text, None)
+            for text in ("It is not equal to 4.", "4 or, less likely, 5", "4? or 5?", "perhaps 4; perhaps 5")
+        ),
+        *((text, text) for text in ("4π", "4")),
+        *(
+            (rf"\boxed{{4}} {between} $\boxed{{5}}$", None)
+            for between in ("or", r", \text{ or }", "or maybe", "$ or $", "/", "或")
+        ),
         *((text, None) for text in (r"\boxed{6} or \boxed{4} or \boxed{5}", "4 or 4.5", "4, not 5")),
         *(("The answer is 2x", "2x"), ("It is 5e3", "5e3"), ("4km", "4"), (r"$\neq 4$", r"\neq 4")),
         *(("The answer is 12 (or 12.0)", "12"), ("It is 0.5 or 1/2.", "1/2"), (r"\boxed{5} or \boxed{5.0}", "5")),
