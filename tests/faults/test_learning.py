@@ -14,7 +14,6 @@ import pytest
 
 import launch.train
 from configs.schema import RolloutOptions, RunConfig
-from configs.schema.networks import DraftConfig
 from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.evaluation.one_prompt import answer_prompt
@@ -268,8 +267,8 @@ def test_row_08_a_run_warns_and_writes_null(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_row_08_an_answer_of_one_token_states_no_acceptance_length() -> None:
-    config = replace(parse_run(argv("tiny", LEAST), "", ""), draft=DraftConfig(kind="none"))
-    config = replace(config, rollout=replace(config.rollout, max_new_tokens=1, draft_length=0))
+    config = parse_run(argv("tiny", LEAST | {"--draft.kind": "none", "--rollout.draft-length": "0"}), "", "")
+    config = replace(config, rollout=replace(config.rollout, max_new_tokens=1))
     experiment = build_experiment(config, training=False)
     summary = answer_prompt(experiment, experiment.networks.params, "1+2", 1, print)
     assert summary.startswith("1 tokens in ") and "nan" not in summary and "acceptance" not in summary
