@@ -186,15 +186,8 @@ def parse_run_and(
     values = parser.read(argv if recipe is None else argv[1:], [*programs_own, *settable], elsewhere)
     if "help" in values:
         topic = " ".join(values["help"])
-        section = topic.replace("-", "_")
-        parsers = [sections[section]] if section in sections else {"": [overview], "all": sections.values()}.get(topic)
-        if parsers is None:
-            found = matching(topic, [*programs_own, *settable])
-            if not found:
-                others = "; ".join(f"{each.flag}: {elsewhere[each.flag]}" for each in matching(topic, all_fields)[:6])
-                allowed = f"must be another word, all, or a section: {', '.join(sections)}"
-                raise ConfigError(f"--help {topic!r}: {others or f'no option names or describes it; {allowed}'}")
-            parsers = [_group_parser(f"options for {topic!r}", found)]
+        parsers = {"": [overview], "all": sections.values()}.get(topic)
+        parsers = parsers or _on_topic(topic, sections, [*programs_own, *settable], all_fields, elsewhere)
         print("\n".join(each.format_help() for each in parsers), end="")
         raise SystemExit(0)
     if recipe is None:
@@ -225,6 +218,30 @@ def parse_run_and(
     for line in without_effect(recipe, config, given, reading):
         print(line)
     return config, options
+
+
+def _on_topic(
+    topic: str,
+    sections: Mapping[str, Parser],
+    fields: Sequence[Field],
+    all_fields: Sequence[Field],
+    elsewhere: Mapping[str, str],
+) -> list[Parser]:
+    """Return parsers with the help on a section, or on the options that a word names or describes.
+
+    fields:     those that the program takes.
+    all_fields: those of a recipe.
+    elsewhere:  by flag, why the program may not take a field.
+
+    Raises ConfigError if there is nothing on the topic.
+    """
+    if (section := topic.replace("-", "_")) in sections:
+        return [sections[section]]
+    if found := matching(topic, fields):
+        return [_group_parser(f"options for {topic!r}", found)]
+    others = "; ".join(f"{each.flag}: {elsewhere[each.flag]}" for each in matching(topic, all_fields)[:6])
+    allowed = f"must be another word, all, or a section: {', '.join(sections)}"
+    raise ConfigError(f"--help {topic!r}: {others or f'no option names or describes it; {allowed}'}")
 
 
 def _refuse_other_networks(run: RunConfig, values: Mapping[str, Any], new_run: bool) -> None:

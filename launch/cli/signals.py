@@ -63,12 +63,14 @@ class StopSignals:
     def __exit__(self, *exception: object) -> None:
         if not self._installed:
             return
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup)
         self._writing.close()
-        self._thread.join()
-        self._reading.close()
+        try:
+            self._thread.join()  # before the handlers go: its own signal is for them
+        finally:
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+            self._reading.close()
 
     def _watch(self) -> None:
         while data := self._reading.recv(1):

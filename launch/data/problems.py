@@ -113,15 +113,8 @@ def read_problems(
         for record, where in read_records(option, paths, "train" if option == "data.train" else "test", needed, also):
             require_fields(record, fields, where, USUAL_FIELDS)
             has_tools |= tools_field is not None and optional_value(record, tools_field) is not None
-            objects = answer_after is None and ":" in "".join(scorers[:1])
             with _naming("data.answer_field"):
-                answer = _answer(record, answer_field, where, objects=objects)
-                if answer_after is not None:
-                    _, marker, answer = answer.rpartition(answer_after)
-                    if not marker or not answer.strip():
-                        raise ConfigError(
-                            f"{where}: field {answer_field!r}: must hold an answer after {answer_after!r}"
-                        )
+                answer = _answer(record, answer_field, where, answer_after, objects=":" in "".join(scorers[:1]))
             with _naming("data.prompt_field"):
                 prompt = read_prompt(record, prompt_field, where, tools_field)
             with _naming("data.solution_field"):
@@ -152,9 +145,15 @@ def _naming(option: str) -> Iterator[None]:
         raise ConfigError(f"{error}; {option} names this field") from None
 
 
-def _answer(record: dict[str, Any], field: str, where: str, *, objects: bool) -> str:
-    value = field_value(record, field, where)
-    return json_text(value) if objects and isinstance(value, dict | list) else text_field(record, field, where)
+def _answer(record: dict[str, Any], field: str, where: str, after: str | None, *, objects: bool) -> str:
+    """Return the answer, after the marker `after` if there is one. objects: without a marker, it may be one."""
+    if after is None:
+        value = field_value(record, field, where)
+        return json_text(value) if objects and isinstance(value, dict | list) else text_field(record, field, where)
+    _, marker, answer = text_field(record, field, where).rpartition(after)
+    if not marker or not answer.strip():
+        raise ConfigError(f"{where}: field {field!r}: must hold an answer after {after!r}")
+    return answer
 
 
 def distinct_problems(problems: Iterable[Problem], owner: str) -> list[Problem]:

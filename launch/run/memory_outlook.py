@@ -27,8 +27,8 @@ def describe_memory(experiment: Experiment) -> str:
     line = f"memory: about {_gib(expected)} of this machine's {_gib(present)}{_named(sizes)}"
     if expected > present:
         line += (
-            ". WARNING: the system may kill the process; microbatches more, checkpoint.every = 0, draft.kind = none or "
-            "lora.rank = 32 need less"
+            ". WARNING: the system may kill the process; microbatches more, draft.kind = none, lora.rank = 32 or "
+            "checkpoint.every = 0 need less"
         )
     return line
 

@@ -143,7 +143,7 @@ def call(host: str, port: int, key: bytes, message: Any, deadline: float) -> soc
 
 
 def read(connection: socket.socket, size: int, deadline: float) -> bytearray:
-    """Return so many bytes. Raises TimeoutError at the deadline of `time.monotonic`, or if the sender stalls."""
+    """Return so many bytes. Raises TimeoutError at a deadline, a time of `time.monotonic`, or if the sender stalls."""
     found = bytearray(size)
     rest = memoryview(found)
     while rest:
@@ -156,7 +156,7 @@ def read(connection: socket.socket, size: int, deadline: float) -> bytearray:
 
 
 def send(connection: socket.socket, message: bytes, deadline: float) -> None:
-    """Send all bytes. Raises TimeoutError at the deadline, a time of `time.monotonic`, or if the reader stalls."""
+    """Send all bytes. Raises TimeoutError at a deadline, a time of `time.monotonic`, or if the reader stalls."""
     rest = memoryview(message)
     while rest:
         connection.settimeout(min(_left(deadline), _STALLED_S))

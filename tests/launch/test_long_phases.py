@@ -1,6 +1,7 @@
 """States that an earlier process left: they are locked, checked for damage, and continued."""
 
 import io
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from launch.cli.long_phases import OPTIONS, UNFINISHED, LongPhases, long_phases_
 from launch.cli.options import parse_run
 from launch.cli.paths import new_output_directory
 from launch.cli.progress import Progress
-from launch.cli.run_clock import describe_seconds, run_part, run_seconds, timed_run
+from launch.cli.run_clock import PARTS, describe_seconds, run_part, run_seconds, timed_run
 from launch.costs.turns import timed_turns
 from launch.data.problems import Problem
 from launch.rewards.reward_fn import unscorable_answers
@@ -239,3 +240,10 @@ def test_only_a_resuming_program_may_use_a_directory_in_use(tmp_path: Path):
     for config, goes_on in ((distilled, False), (trained, True)):
         with refuses(f"out = {config.out}: ", ConfigError):
             new_output_directory(config, goes_on=goes_on)
+
+
+def test_every_named_part_of_a_run_has_a_phase():
+    """Parts are found by how the names of phases begin."""
+    code = "".join(path.read_text() for path in Path(run_clock.__file__).parents[1].rglob("*.py"))
+    names = re.findall(r'(?:phase|Progress)\(\s*f?"([^"]+)', code)
+    assert [part for part in PARTS if not any(name.startswith(part) for name in names)] == []

@@ -86,6 +86,24 @@ def test_row_107_two_interrupts_at_once_raise_in_a_callers_process():
     assert signals.received == signal.SIGINT and said[0].endswith("a second one raises KeyboardInterrupt")
 
 
+def test_row_107_an_interrupt_beside_the_own_signal_raises_once(monkeypatch: pytest.MonkeyPatch):
+    kill, before_own, raised = signal.pthread_kill, threading.Event(), threading.Event()
+
+    def wait_and_kill(thread: int, number: int) -> None:
+        before_own.set()
+        raised.wait(20)
+        kill(thread, number)
+
+    monkeypatch.setattr(signal, "pthread_kill", wait_and_kill)
+    with StopSignals(print):
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            before_own.wait(20)
+            os.kill(os.getpid(), signal.SIGINT)
+        raised.set()
+
+
 def test_row_107_an_interrupted_fetch_raises_in_a_callers_process():
     with pytest.raises(KeyboardInterrupt), StopSignals(print, ending="stopped"):
         os.kill(os.getpid(), signal.SIGINT)
