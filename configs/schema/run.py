@@ -31,8 +31,7 @@ class RunConfig(TrainConfig):
         probe_every:  Time the stages of every n-th step (a probe); 0: never. Asynchronous runs have none.
         print_every:  Print averages over every n steps. metrics.jsonl has each step.
         profile_step: Step to trace with the profiler, into profile/; 0: none.
-        max_skipped:  Stop after so many consecutive updates skipped for a loss or gradient that is not finite; 0:
-                      never.
+        max_skipped:  Stop after so many skipped updates in a row, of a loss or gradient not finite; 0: never.
         cost_table:   cost_table.json to choose draft lengths by. None: measure once drafts may pay, and at probes.
     """
 

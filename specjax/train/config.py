@@ -32,8 +32,7 @@ class TrainConfig(Options):
         microbatches:        Microbatches per update; the gradient is the same. A recipe's number falls to one that
                              divides the batch, a given one must divide it.
         reference_every:     Steps between updates of the reference policy; 0: fixed.
-        gap_alarm:           Log-prob gap that alarms; of a sequence, 10 times it. None: only one that is not a number,
-                             for a rollout function whose `full` holds other numbers.
+        gap_alarm:           Log-prob gap that alarms; of a sequence, 10 times it. None: only NaN does.
         ladder:              Sequence-length buckets, ascending. Rows are sorted, and each microbatch is cut to the
                              smallest bucket that fits. Empty: the full length alone.
         logit_chunk:         Logits at a time, in positions of a row. 0: all, None: 2 GiB.

@@ -136,7 +136,7 @@ def test_row_91_an_option_without_effect_is_said(words: str, said: str, capsys: 
     assert out.startswith(said) and out.count("\n") == bool(said)
 
 
-@pytest.mark.parametrize("name", ["tool", "tools", "turns", "host", "device", "dropout", "server", "save", "foo"])
+@pytest.mark.parametrize("name", ["tool", "turns", "host", "device", "dropout", "server", "save", "foo"])
 def test_row_98_no_guess_is_better_than_a_silly_one(name: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_run(["tiny", f"--{name}", "x"], "python -m launch.train", "Train.", TRAIN)

@@ -103,7 +103,7 @@ def test_programs_take_adapters_from_the_run(trained: Trained):
 def test_the_start_states_the_adapters_and_their_rate():
     config = parse_run(["tiny", "--lora.rank", "4"], "launch.train", "")
     assert config.policy_optimizer.learning_rate == 4e-4
-    model, *_, step = summarize(build_experiment(CONFIG), continuing=False)
+    model, *_, step, _ = summarize(build_experiment(CONFIG), continuing=False)
     assert "frozen in float32; trains LoRA of rank 2" in model
     assert "learning rate 0.1 of the adapters" in step
 

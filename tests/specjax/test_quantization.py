@@ -1,6 +1,7 @@
 from dataclasses import replace
 from functools import cache, partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -135,7 +136,8 @@ def test_a_network_is_quantized_where_it_lies_and_its_copy_keeps_the_bits(to: Ei
     base = quantized(params.policy, to)
     assert kernels["q"]["kernel"].is_deleted() and not params.policy["norm"]["scale"].is_deleted()
     described = [jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), tree) for tree in (base, abstract)]
-    assert described[0] == described[1]
+    chex.assert_trees_all_equal_structs(*described)
+    assert jax.tree.leaves(described[0]) == jax.tree.leaves(described[1])
     assert base["layer_0"]["mlp"]["down"]["kernel"].scale.sharding.spec == P("fsdp")
     check_finite(base, "base")
     bfloat16 = replace(POLICY, dtype=jnp.dtype("bfloat16"))

@@ -56,7 +56,7 @@ def test_steps_trace_once_count_up_and_donate_and_seed_and_step_decide_every_bit
         with jax.no_tracing():
             before, (state, rollout, metrics) = state, step(state, make_prompts())
         assert all(x.is_deleted() for x in jax.tree.leaves(before))
-        assert jax.tree.map(lambda x: x.sharding, state) == layout
+        assert [x.sharding for x in jax.tree.leaves(state)] == jax.tree.leaves(layout)
         if not done:
             training.assert_same_bits(host_copy((state, rollout, metrics)), first)
         seen.append(np.asarray(rollout.tokens).tobytes())
