@@ -32,7 +32,7 @@ class RunConfig(TrainConfig):
         print_every:  Print averages over every n steps. metrics.jsonl has each step.
         profile_step: Step to trace with the profiler, into profile/; 0: none.
         max_skipped:  Stop after so many skipped updates in a row, of a loss or gradient not finite; 0: never.
-        cost_table:   cost_table.json to choose draft lengths by. None: measure once drafts may pay, and at probes.
+        cost_table:   cost_table.json to choose draft lengths by. None: measure one.
     """
 
     name: str
@@ -81,7 +81,9 @@ class RunConfig(TrainConfig):
     def _check_undrafted(self) -> None:
         """Raise ValueError for options that have no meaning without a draft."""
         if self.distill.steps:
-            raise ValueError(f"distill.steps = {self.distill.steps}: must be 0 with draft.kind none")
+            raise ValueError(
+                f"draft.kind = none: distill.steps = {self.distill.steps} must be 0, as there is no draft to train"
+            )
         if not self.draft.proposes and max(self.rollout.lengths):
             lengths = self.rollout.draft_lengths
             name, value = ("draft_lengths", lengths) if lengths else ("draft_length", self.rollout.draft_length)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from tokenize import TokenError
 from types import CellType, CodeType
 from typing import Any
 
@@ -60,7 +61,7 @@ def _code(function: Callable[..., Any]) -> str | None:
     """Return the source of a function, or its bytecode if the source is not kept. None: it has neither."""
     try:
         return inspect.getsource(function)
-    except (OSError, TypeError):
+    except (OSError, TypeError, SyntaxError, TokenError):  # as of text that was executed
         code = getattr(function, "__code__", None)
         return None if code is None else repr(_parts(code))
 

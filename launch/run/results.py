@@ -1,4 +1,4 @@
-"""What a run ends with: held-out accuracy before and after RL, and steps with and without drafts."""
+"""Results of a run: held-out accuracy before and after RL, and the speed-up of steps with drafts."""
 
 from launch.cli.console import console, wide_console
 from launch.cli.long_phases import LongPhases

@@ -60,7 +60,7 @@ def compare(directory: Path, how: str) -> None:
         asynchronous=SimpleNamespace(lag=None),
         model=SimpleNamespace(dtype="bfloat16"),
         draft_training=SimpleNamespace(max_every=32),
-        rollout=SimpleNamespace(lengths=(0, 3), verifier="rejection"),
+        rollout=SimpleNamespace(lengths=(0, 3), verifier="rejection", function=None),
     )
     experiment: Any = SimpleNamespace(config=config, problems=SimpleNamespace(train=None), tokenizer=None)
     stubs: dict[str, Any] = {

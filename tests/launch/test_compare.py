@@ -170,7 +170,7 @@ def test_the_closing_comparison_times_new_steps_at_the_runs_lengths(options: Opt
     seconds = np.array([[1.0, 0.5]] * len(experiment.phases), np.float32) if lengths else None
     state = fresh_state(experiment, experiment.networks.params, seconds)
     reward = make_reward(None, experiment.problems.train, experiment.tokenizer)
-    report = compare_steps(experiment, reward, state, Console(file=said), NOT_KEPT)
+    report = compare_steps(experiment, reward, state, Console(file=said, width=170), NOT_KEPT)
     assert set(steps) == {4, 5} and set(report.draft_lengths) == {2} and len(report.turns) == 1
     assert ("automatic" in said.getvalue()) == bool(lengths)
     # One step has no interval.
