@@ -9,17 +9,8 @@ from launch.cli.errors import ConfigError
 # What a parameter gets, by its name: our names, and those that others have for the same.
 _COMPLETION = (
     *("completion", "response", "output", "prediction", "solution_str", "text", "generated", "generation"),
-    *(
-        "pred",
-        "y_pred",
-        "predicted",
-        "hypothesis",
-        "hyp",
-        "model_output",
-        "model_response",
-        "model_answer",
-        "candidate",
-    ),
+    *("pred", "y_pred", "predicted", "hypothesis", "hyp", "candidate"),
+    *("model_output", "model_response", "model_answer"),
 )
 _ANSWER = (
     *("answer", "ground_truth", "reference", "target", "expected", "truth", "gold", "label", "gt", "ref", "y_true"),

@@ -51,11 +51,8 @@ def describe_first_problem(experiment: Experiment, reward_fn: RewardFn) -> list[
 def _examples(experiment: Experiment) -> dict[str, str]:
     """Return completions of the first problem: right, wrong, empty, and cut off while thinking."""
     config, tokenizer, problems = experiment.config, experiment.tokenizer, experiment.problems.train
-    reader, answer, state = (
-        AnswerReader(answer_rule(config), tokenizer, problems),
-        problems[0].answer,
-        _stating(config.reward),
-    )
+    reader = AnswerReader(answer_rule(config), tokenizer, problems)
+    answer, state = problems[0].answer, _stating(config.reward)
     opening, closing = reader.rule.thinking or thinking_of(tokenizer, problems[0]) or KNOWN[0]
     if reader.opened(0):
         opening = ""  # the prompt has it
