@@ -80,10 +80,6 @@ class RunConfig(TrainConfig):
 
     def _check_undrafted(self) -> None:
         """Raise ValueError for options that have no meaning without a draft."""
-        if self.distill.steps:
-            raise ValueError(
-                f"draft.kind = none: distill.steps = {self.distill.steps} must be 0, as there is no draft to train"
-            )
         if not self.draft.proposes and max(self.rollout.lengths):
             lengths = self.rollout.draft_lengths
             name, value = ("draft_lengths", lengths) if lengths else ("draft_length", self.rollout.draft_length)

@@ -96,7 +96,7 @@ class Answers:
 
 def answer_text(experiment: Experiment, ids: list[int]) -> str:
     """Return the text of a completion before a stop string."""
-    return before_stop(experiment.tokenizer.decode(ids), experiment.tokenizer.stop_strings)
+    return before_stop(experiment.tokenizer.decode(ids), experiment.config.rollout.stop_strings)
 
 
 def _asked(experiment: Experiment, sampler: Sampler, prompt: Prompt, samples: int) -> Prompts:

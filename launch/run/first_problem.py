@@ -17,6 +17,7 @@ from launch.rewards.reader import AnswerReader, answer_rule
 from launch.rewards.scorers import NAMED, load_scorer
 from launch.rewards.thinking import KNOWN, thinking_of
 from launch.setup.experiment import Experiment
+from specjax.parallel import processes
 from specjax.rewards import HostReward, RewardFn
 from specjax.types import Prompts, Rollout
 
@@ -42,6 +43,8 @@ def describe_first_problem(experiment: Experiment, reward_fn: RewardFn) -> list[
         except ConfigError:  # the alphabet of built-in sums
             pass
     rewards = _rewards(reward_fn, list(encoded.values()))
+    if rewards is None:
+        return [asked]
     rows = [(kind, _shortened(examples[kind]), reward) for kind, reward in zip(encoded, rewards, strict=True)]
     kinds, texts = (max(len(row[column]) for row in rows) for column in (0, 1))
     table = [f"  {kind:<{kinds}}  {text:<{texts}}  {reward}" for kind, text, reward in rows]
@@ -74,12 +77,15 @@ def _stating(config: RewardConfig) -> Callable[[str], str]:
     return boxed if stating is None else lambda answer: stating(answer)[0]
 
 
-def _rewards(reward_fn: RewardFn, completions: list[list[int]]) -> list[str]:
-    """Return the rewards of completions of the first problem as text, or the reasons why there are none."""
+def _rewards(reward_fn: RewardFn, completions: list[list[int]]) -> list[str] | None:
+    """Return the rewards of completions of the first problem as text, or the reasons why there are none.
+
+    None: the host's scorer is not one of texts.
+    """
     if isinstance(reward_fn, HostReward):
-        score = reward_fn.score
-        assert isinstance(score, HostScorer)
-        results = score.results(completions, problem=0)
+        if not isinstance(reward_fn.score, HostScorer):
+            return None
+        results = reward_fn.score.results(completions, problem=0)
     else:
         lengths = np.array(list(map(len, completions)), np.int32)
         tokens = np.zeros((len(completions), max(lengths)), np.int32)
@@ -88,7 +94,7 @@ def _rewards(reward_fn: RewardFn, completions: list[list[int]]) -> list[str]:
         first = jnp.zeros(1, jnp.int32)
         prompts = Prompts(tokens=first[None], lengths=first, id=first)
         rollout = Rollout(tokens=jnp.array(tokens), lengths=jnp.array(lengths))
-        results = np.asarray(jax.jit(reward_fn)(rollout, prompts).value).tolist()
+        results = processes.fetch(jax.jit(reward_fn)(rollout, prompts).value).tolist()
     return [f"none: {result}" if isinstance(result, str) else f"{result:g}" for result in results]
 
 

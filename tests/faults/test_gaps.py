@@ -81,5 +81,5 @@ def test_row_26_gaps_that_add_up_raise_the_alarm_by_sequence(name: str) -> None:
 
 
 def test_row_26_the_alarm_says_both_gaps() -> None:
-    line = logprob_alarm(3, 0.011, 0.67)
+    line = logprob_alarm(3, 0.011, 0.67, None)
     assert "0.011 on average over tokens" in line and "0.670 over a sequence" in line and "\n" not in line

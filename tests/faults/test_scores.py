@@ -206,7 +206,7 @@ def write(path: Path, *lines: str) -> Path:
 
 
 def test_row_05_numbers_are_written_out(tmp_path: Path) -> None:
-    given = {"0.00001": "0.00001", "1e16": "10000000000000000", "-2.50E-3": "-0.00250", "7": "7", "-0.0": "-0.0"}
+    given = {"0.00001": "0.00001", "1e16": "10000000000000000", "-2.50E-3": "-0.00250", "7": "7", "-0.0": "0"}
     path = write(tmp_path / "a.jsonl", *(f'{{"q": "x", "a": {number}, "unused": NaN}}' for number in given))
     assert [problem.answer for problem in read_problems(path, "q", "a")] == [*given.values()]
 

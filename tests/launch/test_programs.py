@@ -128,7 +128,8 @@ def test_a_killed_resumed_and_stopped_run_equals_an_unbroken_one(
 ):
     run, save, started = killed
     assert f"resumed after step {save}\n" in stopped
-    assert f"\nstopped after step {steps}; --resume continues it\nreport: " in stopped
+    last = stopped[stopped.index(f"\nstopped after step {steps}; --resume continues it\n") :]
+    assert "\ntime of the run: " in last and "\nreport: " in last
     assert steps >= save + 2
     assert len(metrics(run)) == steps
     assert_same_run(run, finished, steps)

@@ -78,7 +78,7 @@ BYTES = {"--data.tokenizer": "bytes", "--data.chat-template-kwargs": "{}"}
         ({"--profile-step": "9", "--steps": "8"}, "profile_step = 9:...8"),
         ({"--log.samples": "-1"}, "log.samples = -1:...0"),
         ({"--warmup.steps": "1", "--warmup.batch-size": "2"}, "warmup.steps: ...problem 0...solution"),
-        (PLAIN | {"--distill.steps": "1"}, "distill.steps = 1:...0...draft.kind none"),
+        (PLAIN | {"--distill.steps": "1"}, "draft.kind = none:"),
         ({"--distill.steps": "1", "--distill.batch-size": "5000"}, "distill.batch_size = 5000: ...4096"),
         ({"--rollout.draft-lengths": "0 2", "--cost-table": "none.json"}, "cost_table = none.json:"),
         ({"--cost-table": "t.json"}, "cost_table = t.json:...rollout.draft_lengths"),
