@@ -234,7 +234,7 @@ def _path_of(flag: str) -> str:
 
 
 def _as_tuple(value: Any) -> Any:
-    """Return lists as tuples, and numbers and arrays of numpy as those of Python."""
+    """Return lists as tuples, and numbers and arrays of numpy as Python's."""
     if isinstance(value, np.generic | np.ndarray):
         value = value.tolist()
     return tuple(map(_as_tuple, value)) if isinstance(value, list | tuple) else value

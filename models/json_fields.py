@@ -8,7 +8,7 @@ from typing import Any
 from specjax.options import MOST, MOST_DRAFTED, MOST_EXPERTS, MOST_LAYERS
 
 UNKNOWN = "unknown field, refused because it may change the forward"
-# Counts of what readers make one by one, from the file's number alone. Sizes of arrays are compared with the arrays
+# Counts of what readers make one by one, from only the file's number. Sizes of arrays are compared with the arrays
 # in the files, or with memory, before these are made.
 _COUNTS = {
     **dict.fromkeys(("num_hidden_layers", "num_layers", "num_target_layers"), MOST_LAYERS),

@@ -109,7 +109,7 @@ class Adapted(NamedTuple):
 def adapted_layers(init: Init, config: LoraConfig) -> list[Adapted]:
     """Return the layers with adapters of the network that `init` makes, in the order of its parameters.
 
-    Raises ValueError for targets and patterns that no layer matches, and for ranks above those of all their kernels.
+    Raises ValueError for targets and patterns that no layer matches, and for ranks that no kernel has.
     """
     boxed = jax.eval_shape(init, jax.random.key(0))
     contracted = flax.traverse_util.flatten_dict(contracted_axes(nn.unbox(boxed)))
@@ -173,7 +173,7 @@ def _most_rank(shape: tuple[int, ...], split: Any) -> int:
 
 
 def _check_ranks(config: LoraConfig, most: Mapping[tuple[str, ...], int]) -> None:
-    """Raise ValueError for a rank above those of all kernels that it is for: an update has no higher one."""
+    """Raise ValueError for a rank above that of every kernel it is for: an update has no higher one."""
     given = [("rank", config.rank, str(config.rank), "")]
     given += [("rank_pattern", rank, f"{rank} {end}", end) for rank, end in config.rank_pattern]
     for name, rank, value, end in given:

@@ -41,7 +41,7 @@ class LogConfig(Options):
 
     Attributes:
         samples:       Completions of a step to write to samples.jsonl; 0: none.
-        samples_every: Write those of every n-th step, beside the first, the last and those evaluated or saved; 0: only
+        samples_every: Also write every n-th step, beside the first, the last, and steps evaluated or saved; 0: only
                        these.
         wandb_project: Weights & Biases project that also gets the metrics. None: local files only.
     """

@@ -11,7 +11,7 @@ from launch.cli.silence import note_progress
 class ProgressConsole(Console):
     """Console on which every printed object counts as progress of this process.
 
-    Texts may be those of data and models: what a terminal would obey becomes a space.
+    Texts may come from data and models: what a terminal would obey becomes a space.
     """
 
     def print(self, *objects: Any, **options: Any) -> None:

@@ -230,7 +230,7 @@ def _on_topic(
     """Return parsers with the help on a section, or on the options that a word names or describes.
 
     fields:     those that the program takes.
-    all_fields: those of a recipe.
+    all_fields: the fields of a recipe.
     elsewhere:  by flag, why the program may not take a field.
 
     Raises ConfigError if there is nothing on the topic.

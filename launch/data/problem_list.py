@@ -16,7 +16,7 @@ from launch.cli.paths import CONFIG_FILE
 from models.files import write_atomically
 from specjax.options import show
 
-# A generator may never end, and its problems may be large. Letters are those of the file.
+# A generator may never end, and its problems may be large. Letters are counted as in the file.
 MOST_PROBLEMS, MOST_LETTERS = 1_000_000, 2**30
 
 
@@ -103,7 +103,7 @@ def _line(number: int, problem: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers and arrays of numpy as those of Python, floats with the fewest digits that their type needs."""
+    """Return numbers and arrays of numpy as Python's, floats with the fewest digits that their type needs."""
     if isinstance(value, np.ndarray):
         return [*value] if value.ndim else value[()]
     if isinstance(value, np.generic):

@@ -111,7 +111,7 @@ def _columns(contents: Any, fields: Collection[str] | None, also: Collection[str
 
 
 def _values_in(metadata: Any, names: Collection[str] | None) -> int:
-    """Return the number of values in the columns of a parquet file, those of lists and objects included."""
+    """Return the number of values in the columns of a parquet file, within lists and objects too."""
     groups = [metadata.row_group(group) for group in range(metadata.num_row_groups)]
     chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
     return sum(

@@ -29,7 +29,7 @@ def find_stop_strings(texts: Iterable[str], tokenizer: Tokenizer) -> StopStrings
     try:
         check_stop_strings(texts)
     except ValueError as error:
-        raise ConfigError(f"rollout.{error}; rollout.replace_stop_tokens = True drops those of the model") from error
+        raise ConfigError(f"rollout.{error}; rollout.replace_stop_tokens = True drops the model's") from error
     vocabulary = vocabulary_of(tokenizer)
     for text in texts:
         automaton = automaton_of(StopStrings((text,), vocabulary))
@@ -78,7 +78,7 @@ def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
 
 
 def _bytes_of(piece: str, text: str) -> bytes:
-    """Return the bytes of a token whose text alone may be no whole characters."""
+    """Return the bytes of a token, whose text may be no whole characters."""
     if byte := _BYTE.fullmatch(piece):
         return bytes([int(byte[1], 16)])
     mapped = bytes(_BYTES.get(character, 0) for character in piece)

@@ -44,7 +44,7 @@ def other_box(text: str) -> str | None:
 
 
 def stated_answers(answer: str) -> list[str]:
-    """Return completions that state an answer: in a box and, if it is a number with words beside it, that number alone.
+    """Return completions that state an answer: in a box and, if it is a number with words beside it, only that number.
 
     A model that is asked for a number in a box leaves the words out.
     """

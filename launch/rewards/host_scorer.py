@@ -75,7 +75,7 @@ class HostScorer:
         return as_values([[total] for total in (values.astype(np.float64) @ weights).tolist()], 1)[:, 0]
 
     def _columns(self, scored: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Return the values of all scorers in the order of their names; those of `length` need no text."""
+        """Return the values of all scorers in the order of their names; `length` needs no text."""
         columns = dict(zip(self.texts.scorers, scored.T, strict=True))
         if "length" in self.config.names:
             columns["length"] = length_penalty(lengths, self.config.length)

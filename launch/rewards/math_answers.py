@@ -32,7 +32,7 @@ _LITERAL = re.compile(
 # What is a time, unless it is compared with a ratio.
 _TIME = re.compile(r"(?<!\d)\d{1,2}:[0-5]\d(?!\d)")
 _RATIO = re.compile(r":|/|\\[dt]?frac\b")
-# Words between two numbers, also those of a unit: 2 hours 30, 4 (or 5).
+# Words between two numbers, also of a unit: 2 hours 30, 4 (or 5).
 _WORDS_BETWEEN = re.compile(r"(?<=\d)([\s{(]*[^\W\d_][^\d,;\\^_=+*/<>|&-]*)(?=\d)")
 # Before a number that is not the answer.
 _DENIED = r"(?:\b(?:not|cannot|never|neither|than|at (?:least|most)|below|above|under|up to)|n['’]t)\b"

@@ -18,7 +18,7 @@ def units_differ(one: str, other: str) -> bool:
 
 
 def _unit(text: str) -> list[str]:
-    """Return the unit's words, those of a quotient one after the other, and its power; [] without a unit."""
+    """Return the unit's words, of a quotient one after the other, and its power; [] without a unit."""
     if (sign := re.search("[$€£¥₹]", text.strip().removeprefix("$").removesuffix("$"))) and len(text) > 1:
         return [_CURRENCIES[sign.group()]]
     found = _UNIT.search(text[-60:])

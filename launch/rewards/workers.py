@@ -97,7 +97,7 @@ class RewardPool:
     def results(
         self, completions: Sequence[str | Completion], problems: Sequence[str | dict[str, Any]]
     ) -> list[Result]:
-        """Return what `score` turns into values: those of each sample, or the reason why there are none."""
+        """Return what `score` turns into values: each sample's, or the reason why there are none."""
         whole = [each if isinstance(each, Completion) else self._read(each) for each in completions]
         samples = [(each.text, each.answer, problem) for each, problem in zip(whole, problems, strict=True)]
         size = max(1, min(CHUNK, -(-len(samples) // len(self._workers))))

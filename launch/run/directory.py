@@ -32,7 +32,7 @@ FREE_ON_RESUME = (
     # rollout.stop_tokens and rollout.stop_strings hold all there are, and the checkpoint a checksum of the prompts.
     *("rollout.replace_stop_tokens", "data.chat_template_time", "data.held_out_count"),
 )
-# Options to which building the tokenizer adds those of the model.
+# Options to which building the tokenizer adds the model's.
 STOPS = ("rollout.stop_tokens", "rollout.stop_strings")
 # With automatic draft lengths these stay fixed too: costs were measured on this mesh, at these probes.
 FREE_WHILE_CHOOSING = tuple(name for name in FREE_ON_RESUME if name not in ("mesh", "probe_every"))

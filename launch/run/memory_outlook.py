@@ -8,7 +8,7 @@ from specjax.parallel.memory import device_memory, host_memory
 
 # Python, jax and compilations beside each other: the peak of the recipe `tiny`, whose arrays are small.
 PROCESS_BYTES = 5 * 2**29
-# Arrays of the size of these parts that an update on CPUs holds at once, by counting those of a decoder.
+# Arrays of the size of these parts that an update on CPUs holds at once, counted for a decoder.
 COPIES_ON_CPUS = {"logits of a microbatch": 10, "activations of a microbatch": 33}
 MOST_NAMED = 3
 

@@ -52,7 +52,7 @@ def _describe_policy(experiment: Experiment) -> str:
         return f"{_count(params.policy)}; computes in {model.dtype}, trained in {model.param_dtype}"
     size = f"rank {lora.rank}" if lora.path is None else lora.path
     merged = ", merged for rollouts" * lora.merged
-    # The reference is the base. Fresh adapters begin there, those of files do not.
+    # The reference is the base. Fresh adapters begin there, adapters of files do not.
     pulls = lora.path is not None and experiment.config.loss.kl_coefficient > 0
     return (
         f"{_count(params.base)} frozen in {lora.base_dtype or model.dtype}; trains LoRA of {size}{merged}, "

@@ -88,7 +88,7 @@ class Experiment:
         return self.train_prompts.width
 
     def with_params(self, params: Params) -> "Experiment":
-        """Return the experiment with other parameters of its networks: the trained ones, or those of a checkpoint."""
+        """Return the experiment with other parameters of its networks: the trained ones, or a checkpoint's."""
         draft = replace(self.networks.draft, params=params.draft)
         return replace(self, networks=replace(self.networks, params=params, draft=draft))
 

@@ -74,7 +74,7 @@ class RolloutConfig(Options):
 
     @property
     def stop_automaton(self) -> StopAutomaton | None:
-        """Return what finds the stop strings in tokens; None without any. Raises ValueError for text alone."""
+        """Return what finds the stop strings in tokens; None without any. Raises ValueError for plain text."""
         return automaton_of(self.stop_strings)
 
     def length_index(self, phase: int) -> Int[Array, ""] | int:

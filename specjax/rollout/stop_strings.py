@@ -101,7 +101,7 @@ class StopStrings(tuple[str, ...]):
 
 
 def automaton_of(texts: tuple[str, ...]) -> StopAutomaton | None:
-    """Return the automaton of stop strings; None without any. Raises ValueError for text alone."""
+    """Return the automaton of stop strings; None without any. Raises ValueError for plain text."""
     if not texts:
         return None
     if not isinstance(texts, StopStrings) or texts.automaton is None:

@@ -133,7 +133,7 @@ def test_row_80_counts_of_what_is_made_one_by_one_are_bounded_first() -> None:
     assert found == {*COUNTED} - {"num_target_layers"}
     with refuses("num_target_layers = 4097: must be a positive integer, at most 256"):
         check_stated_policy({"num_target_layers": 4097}, LLAMA)
-    # Arrays of a vocabulary's size are compared with those of the files.
+    # Arrays of a vocabulary's size are compared with the files'.
     large = replace(HEAD, vocab_size=2**31 - 1)
     maps = {"d2t": np.zeros(8, np.int64), "t2d": np.ones(8, bool)}
     with refuses("t2d: must be 2147483647 flags"):

@@ -106,12 +106,12 @@ def test_coupled_tokens_do_not_depend_on_chosen_lengths(plain: Rollout, plan: st
         trips.add(int(np.sum(rollout.loop_rounds)))
     assert program._cache_size() == 1 and len(trips) > 1
     undrafted = program(WORLD.params("random"), WORLD.batch, RUN, jnp.zeros(phases, jnp.int32))
-    alone = choose_lengths(options, 0)
-    chex.assert_trees_all_equal(WORLD.rollout("eagle3", "random", alone, RUN), undrafted)
+    fixed = choose_lengths(options, 0)
+    chex.assert_trees_all_equal(WORLD.rollout("eagle3", "random", fixed, RUN), undrafted)
     arguments = WORLD.params("random"), WORLD.batch, RUN
     loops = [
         str(jax.make_jaxpr(program)(*arguments, jnp.zeros(phases, jnp.int32))).count(" while["),
-        str(jax.make_jaxpr(WORLD.program("eagle3", alone))(*arguments)).count(" while["),
+        str(jax.make_jaxpr(WORLD.program("eagle3", fixed))(*arguments)).count(" while["),
     ]
     assert loops[0] - loops[1] == phases
 
