@@ -14,6 +14,7 @@ from models.rope import Rotation
 from specjax import kernels
 from specjax.cache import View, decode_view, token_at, tokens_at, uncached_view
 from specjax.parallel.mesh import constrain, gather_weights
+from specjax.shared_prompts import SharedPrompts
 from specjax.types import Cache, LayerCache, Mixture, Policy, PolicyOutput, PyTree, Routing
 
 
@@ -66,7 +67,7 @@ def _uncached(
 class Decoder(nn.Module):
     """Decoder with the signature of `specjax.types.Policy.apply`.
 
-    (tokens [B, T], start [B], cache, logits_at, visible_from, logits, routes) -> PolicyOutput.
+    (tokens [B, T], start [B], cache, logits_at, visible_from, routes, shared) -> PolicyOutput.
 
     remat: what the backward pass recomputes. It does not affect a forward with a cache, which has no backward pass.
     """
@@ -97,13 +98,13 @@ class Decoder(nn.Module):
         cache: Cache | None = None,
         logits_at: Int[Array, "B"] | None = None,
         visible_from: Int[Array, "B"] | None = None,
-        logits: bool = True,
         routes: Integer[Array, "B T M A"] | None = None,
+        shared: SharedPrompts | None = None,
     ) -> PolicyOutput:
         x = constrain(jnp.take(self._table(), tokens, axis=0), "batch", None, None)
         windows, count = self.config.windows, tokens.shape[1]
         if cache is None:
-            views = {window: uncached_view(start, count, window) for window in windows}
+            views = {window: uncached_view(start, count, window, shared) for window in windows}
         else:
             room = cache[0].k.shape[2]
             views = {window: decode_view(start, count, room, visible_from, window) for window in windows}
@@ -122,12 +123,8 @@ class Decoder(nn.Module):
             if routing is not None:
                 routings.append(routing)
         hidden = self.norm(x)
-        if logits:
-            scores = self.unembed(hidden if logits_at is None else token_at(hidden, logits_at))
-        else:
-            scores = jnp.zeros((len(tokens), 0, self.config.vocab_size), hidden.dtype)
         return PolicyOutput(
-            logits=scores,
+            logits=self.unembed(hidden if logits_at is None else token_at(hidden, logits_at)),
             # Constrained here: otherwise the consumer's sharding spreads the whole residual stream over `tensor`.
             features=constrain(jnp.concatenate(features, axis=-1), "batch", None, None) if features else x[..., :0],
             hidden=hidden,
@@ -156,6 +153,7 @@ def make_policy(config: DecoderConfig, remat: Remat = "none") -> Policy:
         unembed=lambda params, hidden: cast(Array, decoder.apply({"params": params}, hidden, method="unembed")),
         vocab_size=config.vocab_size,
         dtype=jnp.dtype(config.dtype),
+        packs=True,
         mixture=experts and Mixture(len(config.expert_layers), experts.num_experts, experts.active),
     )
 

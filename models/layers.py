@@ -148,6 +148,8 @@ class Attention(nn.Module):
         elif view.depth:
             assert cache is not None
             y = attend_pass(q, cache, view)
+        elif view.shared is not None:
+            y = kernels.attend_packed(q, k, v, view.shared, view.window)
         else:
             y = kernels.attend_rows(q, k, v, window=view.window, at=at)
         return constrain(self.o(y), "batch", None, None), cache

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from specjax import kernels
+from specjax.shared_prompts import SharedPrompts
 from specjax.types import LayerCache, PyTree, TextCache, pytree
 
 
@@ -71,6 +72,7 @@ class View:
         at:        int32 [B, T], index of each token in its row, in a pass of the training-time test
                    (specjax.drafters.training_time_test); None: token t is at index t.
         depth:     Number of earlier passes, whose keys the cache holds. Static.
+        shared:    With `rows`, how packed rows share prompts (specjax.shared_prompts); None: rows are not packed.
     """
 
     positions: Int[Array, "B T"]
@@ -81,6 +83,7 @@ class View:
     prefix: bool = field(default=False, metadata={"static": True})
     at: Int[Array, "B T"] | None = None
     depth: int = field(default=0, metadata={"static": True})
+    shared: SharedPrompts | None = None
 
 
 def token_at(x: Shaped[Array, "B T D"], index: Int[Array, "B"]) -> Shaped[Array, "B 1 D"]:
@@ -118,9 +121,15 @@ def decode_view(
     return View(positions, start, mask, rows=count == length and visible_from is None, window=window, prefix=prefix)
 
 
-def uncached_view(start: Int[Array, "B"], count: int, window: int | None = None) -> View:
-    """Return the view of tokens start .. start + count - 1 that attend to one another causally, without a cache."""
-    return View(_positions(start, count), rows=True, window=window)
+def uncached_view(
+    start: Int[Array, "B"], count: int, window: int | None = None, shared: SharedPrompts | None = None
+) -> View:
+    """Return the view of tokens start .. start + count - 1 that attend to one another causally, without a cache.
+
+    shared: the rows are packed and start at 0 (specjax.shared_prompts).
+    """
+    positions = _positions(start, count) if shared is None else shared.positions
+    return View(positions, rows=True, window=window, shared=shared)
 
 
 def _positions(start: Array, count: int) -> Array:

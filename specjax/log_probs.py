@@ -1,21 +1,25 @@
-"""Log-probs of whole rows, computed in chunks of positions, so that the logits [B, T, V] never exist as a whole.
+"""Laws over whole rows, computed from hidden states where they are read, so that the logits [B, T, V] never exist.
 
-Those logits would be the largest arrays in training. The backward pass computes each chunk again and stores none.
+Those logits would be the largest arrays in training, and most of their positions, prompts and padding, are not read.
+Many positions are computed in chunks; the backward pass computes each chunk again and stores none.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int, Integer
 
-from specjax.chunks import by_position
+from specjax import chunks
+from specjax.cache import tokens_at
 from specjax.parallel.mesh import spec
 from specjax.sampling import SamplingLaw, full_log_probs, pick
-from specjax.types import ChunkedLogits, Policy, PolicyOutput, PyTree
+from specjax.shared_prompts import SharedPrompts
+from specjax.types import Policy, PolicyOutput, PyTree, Unembedding
 
 # Bytes of a device that the logits of a forward may take in float32 before they are computed in chunks. The backward
 # pass of a chunk holds about as much again, and computes the logits a second time. The same on every device: a chunk
@@ -23,14 +27,14 @@ from specjax.types import ChunkedLogits, Policy, PolicyOutput, PyTree
 LOGIT_BYTES = 2**31
 
 
-def positions_at_a_time(policy: Policy, rows: int, width: int, logit_chunk: int | None) -> int:
-    """Return the positions of each of `rows` rows of `width` tokens whose logits exist at a time; 0: all.
+def positions_at_a_time(vocab_size: int, rows: int, width: int, logit_chunk: int | None) -> int:
+    """Return the positions of each of `rows` rows whose logits exist at a time if `width` are read; 0: all.
 
     logit_chunk: as in `TrainConfig`.
     """
     if logit_chunk is not None:
         return logit_chunk
-    mesh, shape = jax.sharding.get_abstract_mesh(), (rows, width, policy.vocab_size)
+    mesh, shape = jax.sharding.get_abstract_mesh(), (rows, width, vocab_size)
     if not mesh.empty:
         shape = NamedSharding(mesh, spec(("batch", None, "vocab"), shape, mesh)).shard_shape(shape)
     fitting = LOGIT_BYTES // (4 * shape[0] * shape[2])
@@ -43,58 +47,86 @@ def teacher_forced(
     tokens: Int[Array, "B T"],
     logit_chunk: int | None = None,
     routes: Integer[Array, "B T M A"] | None = None,
+    shared: SharedPrompts | None = None,
 ) -> PolicyOutput:
-    """Run the policy over whole rows. In chunks of logits, `chunked` stands in for the logits, which are left out.
+    """Run the policy over whole rows. The output has no logits: `laws` computes them where they are read.
 
-    logit_chunk: as in `TrainConfig`. routes: experts to use in place of those that the routers choose.
+    logit_chunk: as in `TrainConfig`. routes: experts to use in place of those that the routers choose. shared: prompts
+    that pass the network once for several rows.
     """
-    start = jnp.zeros(len(tokens), jnp.int32)
     options = {} if routes is None else {"routes": routes}
-    chunk = positions_at_a_time(policy, len(tokens), tokens.shape[1], logit_chunk)
-    if not chunk:
-        return policy.apply(params, tokens, start, **options)
-    output = policy.apply(params, tokens, start, logits=False, **options)
-    return replace(output, chunked=ChunkedLogits(policy.unembed, chunk))
+    if shared is not None:
+        tokens, options = jax.tree.map(shared.pack, (tokens, options))
+        options["shared"] = shared
+    output = policy.apply(params, tokens, jnp.zeros(len(tokens), jnp.int32), **options)
+    output = without_logits(policy, output, logit_chunk)
+    if shared is None:
+        return output
+    each = output.features, output.hidden, output.routing
+    features, hidden, routing = jax.tree.map(shared.unpack, each)
+    return replace(output, features=features, hidden=hidden, routing=routing)
 
 
 def without_logits(policy: Policy, output: PolicyOutput, logit_chunk: int | None) -> PolicyOutput:
-    """Return the output without its logits. Readers compute those that they need from the hidden state.
+    """Return the output without its logits, which XLA then does not compute. logit_chunk: as in `TrainConfig`."""
+    left_out = Unembedding(policy.unembed, policy.vocab_size, logit_chunk)
+    return replace(output, logits=output.logits[:, :0], unembedding=left_out)
 
-    logit_chunk: as in `TrainConfig`, of the positions that are read.
+
+class Laws(NamedTuple):
+    """A policy's laws over whole rows, under temperature alone, each computed where it is read.
+
+    Attributes:
+        source:   [B, T, ..], hidden states, or the logits of a forward that kept them.
+        of:       Source at any positions, [.., D] -> log-probs [.., V].
+        left_out: Placeholder for the logits; None if the source is logits.
     """
-    rows, width, _ = output.hidden.shape
-    chunk = positions_at_a_time(policy, rows, width, logit_chunk) or width
-    return replace(output, logits=output.logits[:, :0], chunked=ChunkedLogits(policy.unembed, chunk))
+
+    source: Float[Array, "B T D"]
+    of: Callable[[Array], Array]
+    left_out: Unembedding | None
+
+    def chunk(self, rows: int, width: int) -> int:
+        """Return the positions of each row to apply `of` to at a time if `width` are read; 0: all."""
+        if self.left_out is None:
+            return 0
+        return positions_at_a_time(self.left_out.vocab_size, rows, width, self.left_out.logit_chunk)
+
+    def by_position(self, function: Callable[..., Any], *arrays: Array) -> Any:
+        """Return `function(*arrays)`, computed for some positions of every row at a time (specjax.chunks).
+
+        function: treats each position by itself. arrays: [B, N, ..].
+        """
+        return chunks.by_position(function, self.chunk(*arrays[0].shape[:2]), *arrays)
 
 
-def laws(
-    params: PyTree, output: PolicyOutput, law: SamplingLaw
-) -> tuple[Float[Array, "B T D"], Callable[[Array], Array], int]:
-    """Return (array, function, chunk size) from which the log-probs at each position can be computed.
-
-    The function maps positions of the array to log-probs [.., V] under temperature alone. The chunk size is the number
-    of positions to apply it to at a time; 0, for all at once, if the output has its logits.
-
-    params: parameters of the policy that computed the output.
-    """
-    if output.chunked is None:
-        return output.logits, partial(full_log_probs, law=law), 0
-    unembed = partial(output.chunked.unembed, params)
-    return output.hidden, lambda hidden: full_log_probs(unembed(hidden), law), output.chunked.chunk
+def laws(params: PyTree, output: PolicyOutput, law: SamplingLaw) -> Laws:
+    """Return the laws of a forward over whole rows. params: parameters of the policy that computed it."""
+    if output.unembedding is None:
+        return Laws(output.logits, partial(full_log_probs, law=law), None)
+    unembed = partial(output.unembedding.unembed, params)
+    return Laws(output.hidden, lambda hidden: full_log_probs(unembed(hidden), law), output.unembedding)
 
 
 def token_log_probs(
-    params: PyTree, output: PolicyOutput, tokens: Int[Array, "B T"], law: SamplingLaw
+    params: PyTree,
+    output: PolicyOutput,
+    tokens: Int[Array, "B T"],
+    law: SamplingLaw,
+    at: Int[Array, "B N"] | None = None,
 ) -> tuple[Float[Array, "B N"], Float[Array, "B N"]]:
-    """Return log-probs of the tokens from the second on, N = T - 1, and entropies of the laws they were drawn from.
+    """Return log-probs of tokens and the entropies of the laws they were drawn from. No gradient flows through these.
 
-    No gradient flows through the entropies.
+    at: indices of the tokens, 1 or above; at index 0, which no law predicts, the result means nothing. None: all from
+        the second on, N = T - 1.
     """
-    source, law_of, chunk = laws(params, output, law)
+    policy = laws(params, output, law)
 
     def read(source: Array, tokens: Array) -> tuple[Array, Array]:
-        log_probs = law_of(source)
+        log_probs = policy.of(source)
         constant = jax.lax.stop_gradient(log_probs)
         return pick(log_probs, tokens), -jnp.sum(jnp.exp(constant) * constant, axis=-1)
 
-    return by_position(read, chunk, source[:, :-1], tokens[:, 1:])
+    if at is None:
+        return policy.by_position(read, policy.source[:, :-1], tokens[:, 1:])
+    return policy.by_position(read, tokens_at(policy.source, jnp.maximum(at - 1, 0)), tokens_at(tokens, at))

@@ -112,14 +112,15 @@ class Prompts:
 
 
 @pytree
-class ChunkedLogits:
-    """Placeholder for logits that were left out: unembed(params, hidden) computes them for `chunk` positions at a time.
+class Unembedding:
+    """Placeholder for logits that were left out: unembed(params, hidden) computes them where they are read.
 
-    Both fields are static.
+    All fields are static. logit_chunk: as in `TrainConfig`.
     """
 
     unembed: Callable[[PyTree, Array], Array] = field(metadata={"static": True})
-    chunk: int = field(metadata={"static": True})
+    vocab_size: int = field(metadata={"static": True})
+    logit_chunk: int | None = field(metadata={"static": True})
 
 
 class Mixture(NamedTuple):
@@ -152,19 +153,19 @@ class PolicyOutput:
     """Result of one forward of the policy.
 
     Attributes:
-        logits:   [B, T, V] in the compute dtype; [B, 0, V] if they were left out.
-        features: [B, T, F], the concatenated residual streams that the drafter reads.
-        hidden:   [B, T, D] after the final norm.
-        cache:    The cache with the T tokens written; None if none was given.
-        chunked:  Placeholder for logits that were left out (specjax.log_probs); None otherwise.
-        routing:  Result of the routers; None without a mixture of experts.
+        logits:      [B, T, V] in the compute dtype; [B, 0, V] in training, which leaves them out.
+        features:    [B, T, F], the concatenated residual streams that the drafter reads.
+        hidden:      [B, T, D] after the final norm.
+        cache:       The cache with the T tokens written; None if none was given.
+        unembedding: Placeholder for logits that were left out (specjax.log_probs); None otherwise.
+        routing:     Result of the routers; None without a mixture of experts.
     """
 
     logits: Float[Array, "B T V"]
     features: Float[Array, "B T F"]
     hidden: Float[Array, "B T D"]
     cache: Cache | None
-    chunked: ChunkedLogits | None = None
+    unembedding: Unembedding | None = None
     routing: Routing | None = None
 
 
@@ -177,11 +178,8 @@ class Policy:
                     Row b holds positions start[b] .. start[b] + T - 1. With a cache, those positions are written, and
                     each token attends to the cached positions up to its own. Without one, tokens attend to the earlier
                     tokens of their row. logits_at [B]: compute logits of that token of each row alone, [B, 1, V].
-                    visible_from [B]: cached positions before it are not attended to. logits=False: leave the logits
-                    out, [B, 0, V]. Only training passes it, without a cache, where it computes the logits in chunks
-                    (TrainConfig.logit_chunk); a policy that is not trained so need not accept it. routes
-                    [B, T, M, A]: experts to use in place of those that the routers choose. Only policies with a
-                    mixture get it.
+                    visible_from [B]: cached positions before it are not attended to. routes [B, T, M, A]: experts to
+                    use in place of those that the routers choose. Only policies with a mixture get it.
         init_cache: (rows, length) -> Cache of zeros.
         embedding:  params -> [V, D], the embedding table, which a drafter may share.
         unembed:    (params, hidden [B, T, D]) -> logits [B, T, V]: the vocabulary head, which a drafter may share.
@@ -192,6 +190,8 @@ class Policy:
                     changes the law that the rollout samples from.
         merged:     Whether adapters are merged into the kernels of the rollout's copy (specjax.adapters). Rounding then
                     changes the law.
+        packs:      Whether `apply` takes packed rows, with `shared` and no cache (specjax.shared_prompts). Training
+                    then computes a prompt once for its group.
     """
 
     apply: Callable[..., PolicyOutput]
@@ -203,6 +203,7 @@ class Policy:
     mixture: Mixture | None = None
     eight_bit: EightBit | None = None
     merged: bool = False
+    packs: bool = False
 
     __repr__ = short_repr
 

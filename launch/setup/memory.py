@@ -164,7 +164,8 @@ def _update(experiment: Experiment, rows: Mapping[str, int]) -> list[MemoryPart]
     options, width, decoder = {**rows, **_widths(experiment)}, sum(_widths(experiment).values()), networks.decoder
     parts = batch_shards(mesh) * config.updates.minibatches * config.microbatches
     sequences = config.trained_groups(config.data.prompts) * config.rollout.group_size // parts
-    item, positions = jnp.dtype(networks.policy.dtype).itemsize, min(config.logit_chunk or width, width)
+    item, budget = jnp.dtype(networks.policy.dtype).itemsize, config.rollout.max_new_tokens
+    positions = min(config.logit_chunk or budget, budget)
     logits = item * sequences * positions * networks.policy.vocab_size // mesh.shape["tensor"]
     if config.logit_chunk is None:
         logits = min(logits, item * LOGIT_BYTES // 4)

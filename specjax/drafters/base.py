@@ -87,11 +87,6 @@ class Drafter(Protocol):
         return None
 
     @property
-    def reads_logits(self) -> bool:
-        """Return whether `loss` reads `output.logits`; False if it reads `specjax.log_probs.laws` instead."""
-        return True
-
-    @property
     def stride(self) -> int:
         """Return how many completion tokens one anchor of distillation stands for. 1: the draft learns at each."""
         return 1
@@ -177,12 +172,19 @@ class Drafter(Protocol):
     ) -> DraftLoss:
         """Return the distillation loss on a teacher-forced forward of the policy, without a gradient into the policy.
 
+        output:  without logits; `specjax.log_probs.laws` computes laws where they are read.
         mask:    True at completion tokens. A prediction counts if the token it predicts does.
         anchors: the only tokens whose loss and overlap are read; None: all. A drafter may ignore it and compute all.
 
         The default, for a drafter without parameters, returns a loss and a predicted acceptance of 0.
         """
         return DraftLoss(jnp.float32(0), jnp.zeros(tokens.shape, jnp.float32))
+
+
+def everywhere(tokens: Int[Array, "B T"]) -> Anchors:
+    """Return all tokens of each row from the third on, from which a draft that reads features predicts."""
+    place = jnp.broadcast_to(jnp.arange(2, tokens.shape[1])[None], (len(tokens), tokens.shape[1] - 2))
+    return Anchors(place, jnp.ones(place.shape, jnp.float32))
 
 
 def at_anchors(anchors: Anchors, x: Float[Array, "B A"], length: int) -> Float[Array, "B T"]:

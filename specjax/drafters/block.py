@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from specjax.cache import resize, tokens_at
 from specjax.chunks import by_position
-from specjax.drafters.base import Anchors, DraftLoss, Proposal, at_anchors
+from specjax.drafters.base import Anchors, DraftLoss, Proposal, at_anchors, everywhere
 from specjax.drafters.distillation import Objective, PassDecay, acceptance, binary_cross_entropy, divergence
 from specjax.drafters.head import FeatureDrafter, HeadState
 from specjax.log_probs import laws
@@ -130,7 +130,7 @@ class BlockDrafter(FeatureDrafter):
         A confidence head adds its cross entropy with the overlap of each position. As in speculators and DeepSpec, its
         gradient also reaches the layers that it reads, but not the overlap.
         """
-        chosen = anchors or _everywhere(tokens)
+        chosen = anchors or everywhere(tokens)
         losses, overlaps = self._positions(params, tokens, output, mask, law, chosen)
         weight = self.decay ** jnp.arange(self.head.size, dtype=jnp.float32)
         each = jnp.sum(losses * weight[None, None], axis=-1) / jnp.sum(weight)
@@ -141,7 +141,7 @@ class BlockDrafter(FeatureDrafter):
     ) -> Float[Array, "K B T"]:
         """Return the expected acceptance of each token at position 1, 2, .. of a draft, given the tokens before it."""
         length = tokens.shape[1]
-        _, overlaps = self._positions(params, tokens, output, mask, law, _everywhere(tokens))
+        _, overlaps = self._positions(params, tokens, output, mask, law, everywhere(tokens))
         return jnp.stack([jnp.pad(overlaps[..., i], ((0, 0), (2 + i, 0)))[:, :length] for i in range(self.head.size)])
 
     def _positions(
@@ -154,7 +154,7 @@ class BlockDrafter(FeatureDrafter):
         conditioned on the true tokens before it.
         """
         head, rows, length = self.head, len(tokens), tokens.shape[1]
-        target, law_of, chunk = laws(params.policy, output, law)
+        policy = laws(params.policy, output, law)
         context = head.write(params, self.features(output), head.init_cache(rows, length), jnp.zeros(rows, jnp.int32))
         first, end = jnp.zeros(rows, jnp.int32), jnp.full(rows, length, jnp.int32)
         ahead = jnp.arange(head.size)[None, None]
@@ -168,7 +168,7 @@ class BlockDrafter(FeatureDrafter):
             logits, before = head.unembed(params, states), tokens_at(tokens, drafted - 1)
             if head.follow is not None:
                 logits += head.follow(params, before)
-            log_p = self._of_draft(law_of(tokens_at(target, drafted - 1)))
+            log_p = self._of_draft(policy.of(tokens_at(policy.source, drafted - 1)))
             log_q = full_log_probs(logits, law)
             counts = jnp.cumprod(tokens_at(mask, drafted).astype(jnp.float32).reshape(rows, count, -1), axis=-1)
             lost, overlap = divergence(self.objective, log_p, log_q), acceptance(log_p, log_q)
@@ -176,11 +176,5 @@ class BlockDrafter(FeatureDrafter):
                 lost += binary_cross_entropy(overlap, head.confidence(params, states, before))
             return lost.reshape(counts.shape) * counts, overlap.reshape(counts.shape) * counts
 
-        most = LOSS_SLOTS if not chunk else min(chunk, LOSS_SLOTS)
+        most = min(policy.chunk(rows, LOSS_SLOTS) or LOSS_SLOTS, LOSS_SLOTS)
         return by_position(block, max(most // head.slots, 1), anchors.place)
-
-
-def _everywhere(tokens: Array) -> Anchors:
-    """Return all tokens of each row from the third on, before which there is a feature and an anchor."""
-    place = jnp.broadcast_to(jnp.arange(2, tokens.shape[1])[None], (len(tokens), tokens.shape[1] - 2))
-    return Anchors(place, jnp.ones(place.shape, jnp.float32))

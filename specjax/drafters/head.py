@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specjax.cache import View, decode_view, resize, tokens_at
-from specjax.chunks import by_position
-from specjax.drafters.base import Anchors, Drafter, DraftLoss, Flag, Proposal, at_anchors, start_if
+from specjax.drafters.base import Anchors, Drafter, DraftLoss, Flag, Proposal, at_anchors, everywhere, start_if
 from specjax.drafters.distillation import Objective, PassDecay, Passes, acceptance, divergence
 from specjax.drafters.training_time_test import pass_view
 from specjax.log_probs import laws
@@ -83,10 +81,6 @@ class FeatureDrafter(Drafter):
 
     def __post_init__(self) -> None:
         check_options(self)
-
-    @property
-    def reads_logits(self) -> bool:
-        return False
 
     @property
     def eight_bit(self) -> EightBit | None:
@@ -215,13 +209,11 @@ class HeadDrafter(FeatureDrafter):
         anchors: Anchors | None = None,
     ) -> DraftLoss:
         """Return the weighted sum of the training-time test's passes, and the overlap of the first."""
-        loss, overlaps = jnp.float32(0), []
-        for depth, (lost, overlap) in enumerate(self._passes(params, tokens, output, mask, law, anchors)):
-            loss += self.decay**depth * jnp.sum(lost if anchors is None else lost * anchors.weight)
+        chosen, loss, overlaps = anchors or everywhere(tokens), jnp.float32(0), []
+        for depth, (lost, overlap) in enumerate(self._passes(params, tokens, output, mask, law, chosen)):
+            loss += self.decay**depth * jnp.sum(lost * chosen.weight)
             overlaps.append(overlap)
-        if anchors is not None:
-            return DraftLoss(loss, at_anchors(anchors, overlaps[0], tokens.shape[1]))
-        return DraftLoss(loss, jax.lax.stop_gradient(jnp.pad(overlaps[0], ((0, 0), (2, 0)))))
+        return DraftLoss(loss, at_anchors(chosen, overlaps[0], tokens.shape[1]))
 
     def overlaps(
         self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw
@@ -230,53 +222,37 @@ class HeadDrafter(FeatureDrafter):
 
         Like `DraftLoss.overlap`, but for each pass of the training-time test.
         """
-        passes = enumerate(self._passes(params, tokens, output, mask, law))
+        passes = enumerate(self._passes(params, tokens, output, mask, law, everywhere(tokens)))
         length = tokens.shape[1]
         return jnp.stack([jnp.pad(overlap, ((0, 0), (2 + i, 0)))[:, :length] for i, (_, overlap) in passes])
 
     def _passes(
-        self,
-        params: Params,
-        tokens: Array,
-        output: PolicyOutput,
-        mask: Array,
-        law: SamplingLaw,
-        anchors: Anchors | None = None,
-    ) -> Iterator[tuple[Float[Array, "B N"], Float[Array, "B N"]]]:
+        self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw, anchors: Anchors
+    ) -> Iterator[tuple[Float[Array, "B A"], Float[Array, "B A"]]]:
         """Yield the divergence and the overlap of each pass; 0 where the predicted token does not count, or position 1.
 
         The training-time test (section 3.2): pass 0 reads the policy's features, pass i the state that pass i - 1
         returned, over the same true tokens one position on. In pass i, index t reads token t + 1 + i and predicts
         token t + 2 + i, whose law the policy gives at t + 1 + i, at the rollout temperature.
 
-        N = T - 2, one for each index; with anchors one for each of them. Then pass 0 computes the keys of all indices,
-        and everything else is computed only at the anchors.
+        The indices are those of the anchors. Pass 0 computes the keys of all others too, and nothing else of them.
         """
         rows, length = len(tokens), tokens.shape[1] - 2
-        target, law_of, chunk = laws(params.policy, output, law)
+        policy, starts = laws(params.policy, output, law), anchors.place - 2
         ids = slice(None) if self.target_ids is None else self.target_ids
-        if not chunk and anchors is None:
-            # Computed once for all passes.
-            target, law_of, ids = law_of(target)[..., ids], lambda log_p: log_p, slice(None)
-        starts = None if anchors is None else anchors.place - 2
 
         def compare(target: Array, read: Array) -> tuple[Array, Array]:
-            log_p, log_q = law_of(target)[..., ids], full_log_probs(self.head.unembed(params, read), law)
+            log_p, log_q = policy.of(target)[..., ids], full_log_probs(self.head.unembed(params, read), law)
             return divergence(self.objective, log_p, log_q), acceptance(log_p, log_q)
-
-        def after(x: Array, by: int) -> Array:
-            """Return x `by` positions after each index, zeros beyond its end."""
-            if starts is not None:
-                return tokens_at(x, starts + by)
-            return jnp.pad(x[:, by:], ((0, 0), (0, max(by - 2, 0)), *((0, 0),) * (x.ndim - 2)))[:, :length]
 
         hidden = self.head.fuse(params, self.features(output)[:, :length])
         cache, following = self.head.init_cache(rows, 0), tokens[:, 1:-1]
         for depth in range(self.unroll):
-            view = pass_view(rows, length, depth, self.head.window, starts)
+            view = pass_view(starts, length, depth, self.head.window)
             cache = resize(cache, hidden.shape[1])
             read, hidden, cache = self.head.step(params, hidden, following, cache, view, starts if not depth else None)
-            counts = (after(mask, 2) & after(mask, depth + 2)).astype(jnp.float32)
-            losses, accepted = by_position(compare, chunk, after(target, depth + 1), read)
-            yield losses * counts, accepted * counts
-            following = after(tokens, depth + 2)
+            predicted, target = anchors.place + depth, tokens_at(policy.source, anchors.place + depth - 1)
+            counts = tokens_at(mask, anchors.place) & tokens_at(mask, predicted)
+            losses, overlaps = policy.by_position(compare, target, read)
+            yield losses * counts.astype(jnp.float32), overlaps * counts.astype(jnp.float32)
+            following = tokens_at(tokens, predicted)

@@ -38,10 +38,6 @@ class EitherDrafter(Drafter):
         return self.lookup.memory
 
     @property
-    def reads_logits(self) -> bool:
-        return self.trained.reads_logits
-
-    @property
     def stride(self) -> int:
         return self.trained.stride
 

@@ -4,13 +4,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax.cache import resize, tokens_at
-from specjax.chunks import by_position
-from specjax.drafters.base import Anchors, Drafter, DraftLoss, Flag, Proposal, at_anchors, start_if
+from specjax.drafters.base import Anchors, Drafter, DraftLoss, Flag, Proposal, at_anchors, everywhere, start_if
 from specjax.drafters.distillation import Objective, acceptance, divergence
 from specjax.log_probs import laws, teacher_forced
 from specjax.sampling import SamplingLaw, process_logits, sample
@@ -45,10 +43,6 @@ class ModelDrafter(Drafter):
 
     model: Policy
     objective: Objective = "cross_entropy"
-
-    @property
-    def reads_logits(self) -> bool:
-        return False
 
     @property
     def eight_bit(self) -> EightBit | None:
@@ -116,18 +110,16 @@ class ModelDrafter(Drafter):
         anchors: Anchors | None = None,
     ) -> DraftLoss:
         """Return the objective against the policy's law at the rollout temperature. Runs a forward of the model."""
-        target, law_of, chunk = laws(params.policy, output, law)
-        draft, draft_law_of, _ = laws(params.draft, teacher_forced(self.model, params.draft, tokens, chunk), law)
+        policy, chosen = laws(params.policy, output, law), anchors or everywhere(tokens)
+        draft = laws(params.draft, teacher_forced(self.model, params.draft, tokens), law)
 
-        def compare(target: Array, draft: Array) -> tuple[Array, Array]:
-            log_p, log_q = law_of(target), draft_law_of(draft)
+        def compare(target: Array, read: Array) -> tuple[Array, Array]:
+            log_p, log_q = policy.of(target), draft.of(read)
             return divergence(self.objective, log_p, log_q), acceptance(log_p, log_q)
 
-        if anchors is None:
-            loss, overlap = by_position(compare, chunk, target[:, :-1], draft[:, :-1])
-            counts = mask[:, 1:].astype(jnp.float32)
-            overlap = jax.lax.stop_gradient(overlap * counts)
-            return DraftLoss(jnp.sum(loss * counts), jnp.pad(overlap, ((0, 0), (1, 0))))
-        before = anchors.place - 1
-        loss, overlap = by_position(compare, chunk, tokens_at(target, before), tokens_at(draft, before))
-        return DraftLoss(jnp.sum(loss * anchors.weight), at_anchors(anchors, overlap, tokens.shape[1]))
+        sources = (tokens_at(x.source, chosen.place - 1) for x in (policy, draft))
+        losses, overlaps = policy.by_position(compare, *sources)
+        counts = tokens_at(mask, chosen.place).astype(jnp.float32)
+        return DraftLoss(
+            jnp.sum(losses * counts * chosen.weight), at_anchors(chosen, overlaps * counts, tokens.shape[1])
+        )

@@ -71,15 +71,14 @@ class NGramDrafter(Drafter):
 
         Runs a lookup for every token, which is quadratic in the length. Meant for measurements.
         """
-        source, law_of, _ = laws(params.policy, output, law)
-        index = jnp.arange(tokens.shape[1])
+        policy, index = laws(params.policy, output, law), jnp.arange(tokens.shape[1])
 
-        def at(t: Array) -> Array:
+        def proposed(t: Array) -> tuple[Array, Array]:
             text = encode(tokens, jnp.broadcast_to(index[None] <= t, tokens.shape))
             end = last_tokens(Text(TextCache(text), jnp.full(len(tokens), t + 1)), self.max_n)
             match = look_up(text[:, None], end, self.min_n, 1)
-            counts = mask[:, t + 1] & (match.known > 0)
-            log_p = law_of(jax.lax.dynamic_slice_in_dim(source, t, 1, axis=1))
-            return jnp.where(counts, jnp.exp(pick(log_p[:, 0], match.tokens[:, 0])), 0.0)
+            return match.tokens[:, 0], mask[:, t + 1] & (match.known > 0)
 
-        return DraftLoss(jnp.float32(0), jnp.pad(jax.lax.map(at, index[:-1]).T, ((0, 0), (1, 0))))
+        found, counts = (x.T for x in jax.lax.map(proposed, index[:-1]))
+        log_p = policy.by_position(lambda source, found: pick(policy.of(source), found), policy.source[:, :-1], found)
+        return DraftLoss(jnp.float32(0), jnp.pad(jnp.where(counts, jnp.exp(log_p), 0.0), ((0, 0), (1, 0))))

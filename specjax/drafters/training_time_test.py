@@ -1,12 +1,10 @@
-"""Attention of EAGLE-3's training-time test (arXiv 2503.01840, section 3.2), over whole rows of T tokens or from drawn
-anchors.
+"""Attention of EAGLE-3's training-time test (arXiv 2503.01840, section 3.2): rows of T tokens, continued at anchors.
 
 Pass 0 is causal attention over the row, whose keys come from true features. A query of pass d attends to these keys up
 to its own index, and of each later pass only to the key at its own index, as it would when decoding. A window counts
 positions as in decoding: index t of pass s is at position t + s.
 
-The cache holds the keys of all passes, one after the other: T of pass 0, then T of each later pass, or one for
-each anchor.
+The cache holds the keys of all passes, one after the other: T of pass 0, then of each later pass one for each anchor.
 """
 
 import jax.numpy as jnp
@@ -17,17 +15,11 @@ from specjax.cache import View
 from specjax.types import LayerCache
 
 
-def pass_view(
-    rows: int, count: int, depth: int, window: int | None = None, anchors: Int[Array, "B A"] | None = None
-) -> View:
-    """Return the view of pass `depth` over rows of `count` tokens.
-
-    anchors: indices from which the passes after pass 0 continue; None: all.
-    """
-    every = jnp.tile(jnp.arange(count, dtype=jnp.int32)[None], (rows, 1))
-    at = anchors if depth and anchors is not None else every
-    offset = count + (depth - 1) * at.shape[1] if depth else 0
-    write = jnp.full(rows, offset, jnp.int32)
+def pass_view(anchors: Int[Array, "B A"], count: int, depth: int, window: int | None = None) -> View:
+    """Return the view of pass `depth` over rows of `count` tokens. anchors: where the passes after pass 0 continue."""
+    rows, continued = anchors.shape
+    at = anchors if depth else jnp.tile(jnp.arange(count, dtype=jnp.int32)[None], (rows, 1))
+    write = jnp.full(rows, count + (depth - 1) * continued if depth else 0, jnp.int32)
     return View(at + depth, write, rows=True, window=window, at=at if depth else None, depth=depth)
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from specjax.kernels.plain import (
         argmax,
         attend,
+        attend_packed,
         attend_rows,
         compiler_options,
         computed_once,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "argmax",
     "attend",
+    "attend_packed",
     "attend_rows",
     "compiler_options",
     "computed_once",

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.kernels import plain
+from specjax.shared_prompts import SharedPrompts
 from specjax.types import LayerCache
 
 # XLA reads shorter caches as fast, for one token of a row and for several. More than MOST_TOKENS are a prompt.
@@ -90,6 +91,17 @@ def attend_rows(
         k, v = (jnp.repeat(x, queries // kv_heads, axis=2) for x in (k, v))
         k, v = (jax.lax.with_sharding_constraint(x, by_query) for x in (k, v))
     return call(q, k, v)
+
+
+def attend_packed(
+    q: Float[Array, "N T heads H"],
+    k: Float[Array, "N T G H"],
+    v: Float[Array, "N T G H"],
+    shared: SharedPrompts,
+    window: int | None = None,
+) -> Float[Array, "N T heads H"]:
+    """Attend as `plain.attend_packed` does, in separate rows, whose causal mask cuDNN knows."""
+    return shared.pack(attend_rows(*(shared.unpack(x) for x in (q, k, v)), window=window))
 
 
 def save_attention(primitive: Any, *_: Any, **__: Any) -> bool:

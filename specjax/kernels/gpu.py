@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.kernels import plain
 from specjax.kernels.cudnn import attend as attend
+from specjax.kernels.cudnn import attend_packed as attend_packed
 from specjax.kernels.cudnn import attend_rows as attend_rows
 from specjax.kernels.plain import State
 

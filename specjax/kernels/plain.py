@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from specjax.chunks import by_position
 from specjax.kernels.row_groups import grouped as grouped
+from specjax.shared_prompts import SharedPrompts
 from specjax.types import LayerCache, PyTree
 
 State = TypeVar("State", bound=PyTree)
@@ -156,6 +157,25 @@ def attend_rows(
         return grouped_attention(q, cache, mask, product, product, own or None)
 
     return by_position(attend_chunk, QUERIES, q, index, *(own or ()))
+
+
+def attend_packed(
+    q: Float[Array, "N T heads H"],
+    k: Float[Array, "N T G H"],
+    v: Float[Array, "N T G H"],
+    shared: SharedPrompts,
+    window: int | None = None,
+) -> Float[Array, "N T heads H"]:
+    """Attend causally in packed rows (specjax.shared_prompts): a completion sees its prompt and itself.
+
+    Keys of a prompt are copied for each of its samples, its queries are not.
+    """
+    prompt = shared.prompt
+    y = attend_rows(q[:, :prompt], k[:, :prompt], v[:, :prompt], window=window)
+    at = shared.starts[:, None] + jnp.arange(shared.budget)[None]
+    queries, keys, values = shared.completions(q), shared.unpack(k), shared.unpack(v)
+    completions = attend_rows(queries, keys, values, window=window, at=at)
+    return jnp.concatenate([y, completions.reshape(len(y), -1, *y.shape[2:])], axis=1)
 
 
 def write(into: Float[Array, "B G S H"], new: Float[Array, "B G T H"], start: Int[Array, "B"]) -> Array:

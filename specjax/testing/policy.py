@@ -31,7 +31,6 @@ def tiny_policy(vocab_size: int = 5, width: int = 8, seed: int = 0) -> tuple[Pol
         cache: Cache | None = None,
         logits_at: Array | None = None,
         visible_from: Array | None = None,
-        logits: bool = True,
     ) -> PolicyOutput:
         rows, count = tokens.shape
         position = uncached_view(start, count).positions.astype(jnp.float32)
@@ -44,7 +43,6 @@ def tiny_policy(vocab_size: int = 5, width: int = 8, seed: int = 0) -> tuple[Pol
         x = x + kernels.attend(q, layer, view.mask)[:, :, 0]
         hidden = jnp.tanh(x)
         read = hidden if logits_at is None else token_at(hidden, logits_at)
-        read = read if logits else hidden[:, :0]
         return PolicyOutput(unembed(params, read), x, hidden, None if cache is None else (layer,))
 
     keys = jax.random.split(jax.random.key(seed), 5)

@@ -4,7 +4,7 @@ from dataclasses import KW_ONLY
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Integer, UInt32
+from jaxtyping import Array, Bool, Float, Int, Integer, Shaped, UInt32
 
 from specjax.types import Prompts, PyTree, Rollout, pytree
 
@@ -28,6 +28,13 @@ class Sequences:
     def lengths(self) -> Int[Array, "R"]:
         """Return int32 lengths up to the last completion token; 0 without one. No loss counts anything after it."""
         return jnp.max(jnp.where(self.completion, jnp.arange(1, self.tokens.shape[1] + 1)[None], 0), axis=1)
+
+    def places(self, most: int | None) -> Int[Array, "R N"]:
+        """Return the indices of each row's completion tokens, int32, in order; then of other tokens.
+
+        most: at least the completion tokens of any row; N is the smaller of it and S. None: S.
+        """
+        return jnp.argsort(~self.completion, axis=1, stable=True)[:, :most].astype(jnp.int32)
 
 
 @pytree
@@ -107,7 +114,21 @@ def join_completions(prompts: Prompts, rollout: Rollout, reward: Float[Array, "R
     )
 
 
-def split(tree: PyTree, parts: int) -> PyTree:
-    """Split [R, ..] into [parts, R / parts, ..], taking every parts-th row, so that each data shard keeps its rows."""
-    # No -1 in the shape: an axis may have size 0.
-    return jax.tree.map(lambda x: jnp.moveaxis(x.reshape(len(x) // parts, parts, *x.shape[1:]), 1, 0), tree)
+def split(tree: PyTree, parts: int, unit: int = 1) -> PyTree:
+    """Split [R, ..] into [parts, R / parts, ..], so that each data shard keeps its rows.
+
+    unit: number of successive rows that stay together. A part takes every parts-th unit.
+    """
+
+    # No -1 in the shapes: an axis may have size 0.
+    def one(x: Array) -> Array:
+        size, rest = len(x) // parts, x.shape[1:]
+        return jnp.moveaxis(x.reshape(size // unit, parts, unit, *rest), 1, 0).reshape(parts, size, *rest)
+
+    return jax.tree.map(one, tree)
+
+
+def join(parts: Shaped[Array, "parts R *rest"], unit: int = 1) -> Shaped[Array, "rows *rest"]:
+    """Undo `split`."""
+    count, size, *rest = parts.shape
+    return jnp.moveaxis(parts.reshape(count, size // unit, unit, *rest), 0, 1).reshape(count * size, *rest)

@@ -11,11 +11,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from specjax.adapters import joined
-from specjax.log_probs import token_log_probs, without_logits
-from specjax.train.batch import Sequences, TrainBatch, split
+from specjax.cache import tokens_at
+from specjax.log_probs import token_log_probs
+from specjax.train.batch import Sequences, TrainBatch, join, split
 from specjax.train.draft.loss import add_replay_gradient, gradient_and_sums, no_draft_sums
 from specjax.train.draft.schedule import maybe_cond
 from specjax.train.ladder import in_window, put_back, sorted_order, take_rows
@@ -53,7 +54,7 @@ def accumulate(
         return jax.tree.map(jnp.add, total, gradients), sums
 
     zeros = Params(*jax.tree.map(jnp.zeros_like, (params.policy, params.draft)))
-    gradients, parts = jax.lax.scan(add, zeros, split((batch, *weights), context.microbatches))
+    gradients, parts = jax.lax.scan(add, zeros, split((batch, *weights), context.microbatches, context.samples))
     if replay is not None and context.train_draft and jax.tree.leaves(params.draft):
         with jax.named_scope("replay"):
             add_replay = partial(add_replay_gradient, context, params, draft_tokens, replay)
@@ -79,9 +80,6 @@ def microbatch_gradients(
         policy, (output, policy_sums) = differentiate(context, params.policy, params.base, batch, *weights)
     if not jax.tree.leaves(params.draft):
         return Params(policy, params.draft), Sums(policy_sums, no_draft_sums())
-    if context.anchors and not context.drafter.reads_logits and not isinstance(draft_due, bool):
-        # Else the conditional keeps the logits alive, also in steps that do not train the draft.
-        output = without_logits(context.policy, output, context.logit_chunk)
     with jax.named_scope("draft_gradient"):
         draft, draft_sums = maybe_cond(
             draft_due,
@@ -106,38 +104,39 @@ def weighted_policy_loss(
     """
     weights = joined(Params(trained, {}, base=base)).policy
     output = context.forward(weights, batch)
-    theta, entropy = token_log_probs(weights, output, batch.tokens, context.law)
-    inputs = loss_inputs(theta, batch)
+    place = batch.places(context.budget)
+    theta, entropy = token_log_probs(weights, output, batch.tokens, context.law, place)
+    inputs = loss_inputs(theta, batch, place)
     each = per_token_loss(context.loss_fn, inputs, context.loss)
-    loss = jnp.sum(each.loss * weight[:, 1:])
+    loss = jnp.sum(each.loss * tokens_at(weight, place))
     router = None
     if output.routing is not None and balance_weight is not None:
         router = sum_routing(output.routing, batch, balance_weight)
         if context.loss.router_aux_loss_coef:
             loss += context.loss.router_aux_loss_coef * router.balance
-    current = None if batch.current is None else batch.current[:, 1:]
+    current = None if batch.current is None else tokens_at(batch.current, place)
     sums = sum_policy(*jax.lax.stop_gradient((inputs, loss, entropy, each.metrics)), context.loss, current)
     sums = sums._replace(router=jax.lax.stop_gradient(router))
     return loss, (jax.lax.stop_gradient(output), sums)
 
 
-def loss_inputs(theta: Float[Array, "R T"], batch: TrainBatch) -> LossInputs:
-    """Return the inputs of the policy's loss. theta: log-probs of the tokens from the second on.
+def loss_inputs(theta: Float[Array, "R N"], batch: TrainBatch, place: Int[Array, "R N"]) -> LossInputs:
+    """Return the inputs of the policy's loss. theta: log-probs of the tokens at `place`, which are all that are read.
 
     Without `old`, the current policy anchors the ratio. Without `mu`, the anchor takes its place.
     """
-    mask = batch.trained[:, 1:]
+    mask = tokens_at(batch.trained, place)
 
-    def masked(x: Array) -> Array:
-        return jnp.where(mask, x, 0.0)
+    def read(x: Array) -> Array:
+        return jnp.where(mask, tokens_at(x, place), 0.0)
 
-    old = masked(jax.lax.stop_gradient(theta) if batch.old is None else batch.old[:, 1:])
+    old = jnp.where(mask, jax.lax.stop_gradient(theta), 0.0) if batch.old is None else read(batch.old)
     return LossInputs(
-        theta=masked(theta),
+        theta=jnp.where(mask, theta, 0.0),
         old=old,
-        mu=old if batch.mu is None else masked(batch.mu[:, 1:]),
-        reference=None if batch.reference is None else masked(batch.reference[:, 1:]),
-        advantage=masked(batch.advantage[:, 1:]),
+        mu=old if batch.mu is None else read(batch.mu),
+        reference=None if batch.reference is None else read(batch.reference),
+        advantage=read(batch.advantage),
         mask=mask,
     )
 
@@ -148,14 +147,15 @@ def log_probs_of(context: LossContext, weights: PyTree, sequences: Sequences, me
 
     def run(part: Sequences) -> Array:
         output = context.forward(weights, part)
-        log_probs, _ = token_log_probs(weights, output, part.tokens, context.law)
-        log_probs = jnp.where(part.completion[:, 1:], log_probs, 0.0)
-        return jnp.pad(log_probs, ((0, 0), (1, width - part.tokens.shape[1])))
+        log_probs, _ = token_log_probs(weights, output, part.tokens, context.law, part.places(context.budget))
+        number = jnp.cumsum(part.completion, axis=1, dtype=jnp.int32) - 1
+        log_probs = jnp.where(part.completion, tokens_at(log_probs, number), 0.0)
+        return jnp.pad(log_probs, ((0, 0), (0, width - part.tokens.shape[1])))
 
     rows = Sequences(sequences.tokens, sequences.completion, routes=sequences.routes)
     order = sorted_order(rows, mesh, context.microbatches) if context.ladder else None
     if order is not None:
         rows = take_rows(rows, order, mesh)
-    parts = jax.lax.map(lambda part: in_window(run, context.ladder, part), split(rows, context.microbatches))
-    log_probs = jnp.moveaxis(parts, 0, 1).reshape(-1, width)
+    parts = split(rows, context.microbatches, context.samples)
+    log_probs = join(jax.lax.map(lambda part: in_window(run, context.ladder, part), parts), context.samples)
     return log_probs if order is None else put_back(log_probs, order, mesh)

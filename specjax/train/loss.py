@@ -86,7 +86,7 @@ class LossConfig(Options):
 
 @pytree
 class LossInputs:
-    """Inputs of a loss for a microbatch of whole sequences; every array is 0 outside the mask.
+    """Inputs of a loss for a microbatch of whole completions, from their first token; all are 0 outside the mask.
 
     theta:     float32 [B, T], log-prob of each token under the policy being trained, temperature alone.
     old:       float32 [B, T], its log-prob under the anchor of the ratio.

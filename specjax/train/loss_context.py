@@ -6,8 +6,9 @@ from specjax.drafters import Drafter
 from specjax.drafters.base import Anchors
 from specjax.log_probs import teacher_forced
 from specjax.sampling import SamplingLaw
+from specjax.shared_prompts import shared_prompts
 from specjax.train.batch import Sequences
-from specjax.train.draft.anchors import draw_anchors
+from specjax.train.draft.anchors import draw_anchors, every_anchor
 from specjax.train.loss import LossConfig, LossFn, policy_loss
 from specjax.types import Policy, PolicyOutput, PyTree
 from specjax.verify import Verifier, VerifierName
@@ -28,6 +29,8 @@ class LossContext:
         logit_chunk:  as in `TrainConfig`.
         train_draft:  False: the draft's loss is only measured, and its gradient is zero.
         anchors:      completion tokens of each row at which the draft learns; 0 for all.
+        samples:      successive rows that begin with the same prompt, which the policy computes once. Above 1, with a
+                      budget and without a ladder.
     """
 
     policy: Policy
@@ -42,16 +45,21 @@ class LossContext:
     logit_chunk: int | None = None
     train_draft: bool = True
     anchors: int = 0
+    samples: int = 1
 
     def forward(self, weights: PyTree, sequences: Sequences) -> PolicyOutput:
         """Run the policy over whole rows."""
         routes = sequences.routes if self.loss.routing == "replay" else None
-        return teacher_forced(self.policy, weights, sequences.tokens, self.logit_chunk, routes)
+        shared = None
+        if self.samples > 1:
+            assert self.budget is not None and not self.ladder
+            shared = shared_prompts(sequences.completion, self.budget, self.samples)
+        return teacher_forced(self.policy, weights, sequences.tokens, self.logit_chunk, routes, shared)
 
-    def anchors_of(self, sequences: Sequences) -> Anchors | None:
-        """Draw the anchors of rows that have keys; None: the draft learns at every completion token."""
+    def anchors_of(self, sequences: Sequences) -> Anchors:
+        """Draw the anchors of rows that have keys, or return all completion tokens if none are to be drawn."""
         if not self.anchors:
-            return None
+            return every_anchor(sequences.places(self.budget), sequences.completion)
         if sequences.keys is None:
             raise ValueError(f"anchors = {self.anchors}: the sequences have no keys to draw them with")
         return draw_anchors(sequences.keys, sequences.completion, self.anchors)

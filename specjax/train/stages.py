@@ -18,6 +18,7 @@ from specjax.rewards import RewardFn, finite_or_failed
 from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
 from specjax.rollout.plan import choose_lengths
 from specjax.rollout.speculative import speculative_rollout
+from specjax.shared_prompts import samples_that_share
 from specjax.train.advantage import group_advantages, token_advantages, zero_variance
 from specjax.train.batch import ScoredSequences, Sequences, TrainBatch, join_completions
 from specjax.train.config import TrainConfig
@@ -25,7 +26,7 @@ from specjax.train.draft.anchors import with_keys
 from specjax.train.draft.replay import replay_rows
 from specjax.train.draft.schedule import draft_is_due, update_schedule
 from specjax.train.gradients import accumulate, log_probs_of
-from specjax.train.ladder import sort_rows
+from specjax.train.ladder import sort_rows, windows
 from specjax.train.loss import LossFn, kl_cost, policy_loss
 from specjax.train.loss_context import LossContext
 from specjax.train.loss_sums import Sums
@@ -66,19 +67,25 @@ class Stages:
                 f"draft_lengths = {self.config.rollout.lengths}: must begin with 0 for a step without drafts"
             )
 
-    @property
-    def loss_context(self) -> LossContext:
-        """Return the functions and options of the losses, for one update."""
+    def loss_context(self, sequences: Sequences) -> LossContext:
+        """Return the functions and options of the losses, for one update with these rows."""
         config, rollout = self.config, self.config.rollout
+        (rows, width), budget = sequences.tokens.shape, rollout.max_new_tokens
+        rows //= batch_shards(self.mesh) * config.updates.minibatches * config.microbatches
+        ladder = config.ladder if len(windows(config.ladder, width)) > 1 else ()
+        samples = math.gcd(rows, rollout.group_size)
+        # A ladder sorts single rows by length.
+        alone = ladder or not self.policy.packs
         return LossContext(
             *(self.policy, self.drafter, rollout.law, config.loss, self.loss_fn),
             verifier=rollout.verifier,
             microbatches=config.microbatches,
-            ladder=config.ladder,
-            budget=rollout.max_new_tokens,
+            ladder=ladder,
+            budget=budget,
             logit_chunk=config.logit_chunk,
             train_draft=config.draft_training.mode == "online",
             anchors=config.draft_training.anchors,
+            samples=1 if alone else samples_that_share(width - budget, budget, samples),
         )
 
     def prepare(self, params: Params) -> Params:
@@ -123,6 +130,8 @@ class Stages:
                 f"the rollout has {len(rollout.lengths)} sequences of {len(prompts.lengths)} prompts: must be "
                 f"group_size = {size} of each"
             )
+        if (width := rollout.tokens.shape[1]) > self.config.rollout.max_new_tokens:
+            raise ValueError(f"the rollout has completions of {width} tokens: must be at most max_new_tokens")
         return finite_or_failed(self.reward_fn(rollout, prompts))
 
     @jax.named_scope("select")
@@ -157,7 +166,7 @@ class Stages:
     def logprob(self, state: TrainState, sequences: ScoredSequences) -> LogProbs:
         """Run the forwards of policies that are not trained: the reference policy and the anchor of the ratio."""
         loss, updates = self.config.loss, self.config.updates
-        context = replace(self.loss_context, microbatches=updates.minibatches * self.config.microbatches)
+        context = replace(self.loss_context(sequences), microbatches=updates.minibatches * self.config.microbatches)
 
         def under(weights: PyTree, rows: Sequences = sequences) -> Array:
             return log_probs_of(context, weights, rows, self.mesh)
@@ -195,7 +204,7 @@ class Stages:
     @jax.named_scope("update")
     def update(self, state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
         """Update both networks, and the reference policy where it follows the policy."""
-        config, updates, context = self.config, self.config.updates, self.loss_context
+        config, updates, context = self.config, self.config.updates, self.loss_context(batch)
         due = draft_is_due(config.draft_training, state, batch)
         train_draft = due if context.train_draft else False
 
@@ -210,10 +219,10 @@ class Stages:
             seed_step = jnp.int32(config.seed), state.step
             batch = with_keys(batch, seed_step, 0)
             replay = None if replay is None else with_keys(replay, seed_step, 1)
-        rows = sort_rows(batch, self.mesh, config.microbatches, updates.minibatches) if config.ladder else batch
+        rows = sort_rows(batch, self.mesh, config.microbatches, updates.minibatches) if context.ladder else batch
         optimizers = optimizers_of(config)
         params, moments, report = run_updates(
-            gradients, optimizers, changing, state.optimizer, rows, replay, train_draft, updates
+            gradients, optimizers, changing, state.optimizer, rows, replay, train_draft, updates, context.samples
         )
         with_draft = bool(jax.tree.leaves(state.params.draft))
         gap_alarm = math.inf if self.lagging or config.gap_alarm is None else config.gap_alarm

@@ -20,7 +20,7 @@ from specjax.train.state import init_train_state
 from specjax.train.train_step import make_train_step
 from specjax.train.updates import UpdateConfig
 from specjax.types import Params, TrainState
-from tests.specjax.training import CONFIG, DECODER, HEAD, count_fives, make_prompts, mesh_of, ragged_batch
+from tests.specjax.training import CONFIG, DECODER, GROUP, HEAD, count_fives, make_prompts, mesh_of, ragged_batch
 
 # No kernel of the policy has the shape of another array, also not as a matrix.
 SIZES = dict(hidden_size=24, intermediate_size=56, num_heads=4, num_kv_heads=2, head_dim=10)
@@ -87,9 +87,7 @@ def test_nor_has_a_step_in_one_program() -> None:
 
 
 def test_gradients_of_frozen_kernels_would_be_found() -> None:
-    context = Stages(POLICY, DRAFTER, count_fives, CONFIG, MESH).loss_context
-    params = replace(merged(adapted_state().params), draft={})
-    text = (
-        jax.jit(partial(accumulate, replace(context, anchors=0))).lower(params, ragged_batch(8, 26)).compile().as_text()
-    )
+    params, batch = replace(merged(adapted_state().params), draft={}), ragged_batch(8, 26, samples=GROUP)
+    context = replace(Stages(POLICY, DRAFTER, count_fives, CONFIG, MESH).loss_context(batch), anchors=0)
+    text = jax.jit(partial(accumulate, context)).lower(params, batch).compile().as_text()
     assert all(Program(text).makers((*layer.into, *layer.features)) for layer in LAYERS)

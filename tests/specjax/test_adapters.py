@@ -31,6 +31,7 @@ from specjax.types import EightBit, Params, PyTree
 from tests.specjax.training import (
     CONFIG,
     DECODER,
+    GROUP,
     assert_same_bits,
     count_fives,
     host_copy,
@@ -82,8 +83,8 @@ def test_gradients_are_those_of_the_full_gradient():
     """dA = s G B^T and dB = s A^T G, where G is the gradient of W + s A B."""
     mesh = mesh_of()
     policy, drafter = networks()
-    context = replace(Stages(policy, drafter, count_fives, CONFIG, mesh).loss_context, anchors=0)
-    params, batch = adapted_params(mesh, b_scale=0.3), ragged_batch(8, 26)
+    params, batch = adapted_params(mesh, b_scale=0.3), ragged_batch(8, 26, samples=GROUP)
+    context = replace(Stages(policy, drafter, count_fives, CONFIG, mesh).loss_context(batch), anchors=0)
     run = jax.jit(partial(accumulate, context))
     found, full = run(params, batch)[0], run(merged(params), batch)[0]
     assert relative_gap(found.draft, full.draft) < 1e-5
@@ -105,8 +106,8 @@ def test_a_draft_learns_from_features_of_the_merged_policy():
     """Also from earlier rollouts; and its acceptance is predicted for that policy."""
     mesh = mesh_of()
     policy, drafter = networks()
-    context = replace(Stages(policy, drafter, count_fives, CONFIG, mesh).loss_context, anchors=0)
-    params, batch = adapted_params(mesh, b_scale=0.3), ragged_batch(8, 26)
+    params, batch = adapted_params(mesh, b_scale=0.3), ragged_batch(8, 26, samples=GROUP)
+    context = replace(Stages(policy, drafter, count_fives, CONFIG, mesh).loss_context(batch), anchors=0)
     rows = Sequences(batch.tokens, batch.completion)
     predict = make_predict(policy, drafter, context.law, mesh)
 
@@ -124,8 +125,8 @@ def test_a_draft_learns_from_features_of_the_merged_policy():
 def test_merged_equals_unmerged_and_the_base_is_the_reference():
     mesh = mesh_of()
     policy, drafter = networks()
-    context = replace(Stages(policy, drafter, count_fives, CONFIG, mesh).loss_context, anchors=0)
-    params, batch = adapted_params(mesh, b_scale=0.3), ragged_batch(8, 26)
+    params, batch = adapted_params(mesh, b_scale=0.3), ragged_batch(8, 26, samples=GROUP)
+    context = replace(Stages(policy, drafter, count_fives, CONFIG, mesh).loss_context(batch), anchors=0)
     run = jax.jit(partial(log_probs_of, context, mesh=mesh))
     unmerged, in_one, off = (run(x.policy, batch) for x in (joined(params), merged(params), params_on(mesh)))
     np.testing.assert_allclose(unmerged, in_one, atol=1e-5)
@@ -181,14 +182,14 @@ def test_rollouts_with_adapters_are_those_of_plain_decoding_and_have_its_caches(
 @pytest.mark.parametrize("to", ["int8", "fp8"])
 def test_gradients_beside_8_bits_are_those_beside_what_they_stand_for_on_every_mesh(to: EightBit):
     policy, drafter = networks()
-    batch, found = ragged_batch(8, 26), []
+    batch, found = ragged_batch(8, 26, samples=GROUP), []
     for mesh in (mesh_of(), mesh_of(1, 2, 2)):
-        context = replace(Stages(policy, drafter, count_fives, CONFIG, mesh).loss_context, anchors=0)
+        context = replace(Stages(policy, drafter, count_fives, CONFIG, mesh).loss_context(batch), anchors=0)
         params = adapted_params(mesh, 0.3, to)
         with jax.set_mesh(mesh):
             found.append(host_copy(jax.jit(partial(accumulate, context))(params, batch)[0]))
     params, mesh = adapted_params(mesh_of(), 0.3, to), mesh_of()
-    context = replace(Stages(policy, drafter, count_fives, CONFIG, mesh).loss_context, anchors=0)
+    context = replace(Stages(policy, drafter, count_fives, CONFIG, mesh).loss_context(batch), anchors=0)
     wide = replace(params, base=dequantized(params.base))
     expected = jax.jit(partial(accumulate, context))(wide, batch)[0]
     for gradients in found:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.extend.core import jaxprs_in_params
 
-from specjax.log_probs import positions_at_a_time, teacher_forced
+from specjax.log_probs import laws, positions_at_a_time, teacher_forced
 from specjax.sampling import SamplingLaw
 from specjax.train.batch import TrainBatch
 from specjax.train.gradients import accumulate, log_probs_of
@@ -261,13 +261,15 @@ def lines(jaxpr: Any) -> Iterator[Any]:
 
 def test_large_logits_are_computed_in_chunks_and_small_ones_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes of a device bound a chunk: the mesh divides rows and vocabulary."""
-    rows, width = ROWS, LENGTH
-    assert positions_at_a_time(POLICY, rows, width, None) == 0 and positions_at_a_time(POLICY, rows, width, 3) == 3
-    monkeypatch.setattr("specjax.log_probs.LOGIT_BYTES", 4 * rows * POLICY.vocab_size * 3 + 5)
-    assert positions_at_a_time(POLICY, rows, width, None) == 3 and positions_at_a_time(POLICY, rows, width, 0) == 0
+    rows, width, vocab = ROWS, LENGTH, POLICY.vocab_size
+    chunk = partial(positions_at_a_time, vocab, rows, width)
+    assert chunk(None) == 0 and chunk(3) == 3
+    monkeypatch.setattr("specjax.log_probs.LOGIT_BYTES", 4 * rows * vocab * 3 + 5)
+    assert chunk(None) == 3 and chunk(0) == 0
     for shape in ((2, 1, 1), (1, 2, 1), (1, 1, 2)):
         with jax.set_mesh(mesh_of(*shape)):
-            assert positions_at_a_time(POLICY, rows, width, None) == 6
+            assert chunk(None) == 6
     weights, tokens = params_on(MESH).policy, jnp.zeros((rows, width), jnp.int32)
     output = jax.eval_shape(lambda: teacher_forced(POLICY, weights, tokens))
-    assert output.chunked and output.chunked.chunk == 3 and output.logits.shape == (rows, 0, POLICY.vocab_size)
+    assert laws(weights, output, LAW).chunk(rows, width) == 3
+    assert output.logits.shape == (rows, 0, vocab)

@@ -129,12 +129,12 @@ def test_a_mesh_drafts_and_teaches_a_block_draft_as_one_device_does() -> None:
     config = block_like(DECODER, CONFIG.rollout.draft_length, num_layers=1, **heads)
     init, drafter, rng = partial(init_block, config), make_block(config, POLICY), np.random.default_rng(3)
     values = jax.tree.map(lambda x: np.float32(0.3 * rng.standard_normal(x.shape)), abstract_params(init))
-    rollouts, gradients, batch = list[Rollout](), list[Params](), ragged_batch(8, 26)
+    rollouts, gradients, batch = list[Rollout](), list[Params](), ragged_batch(8, 26, samples=GROUP)
     for mesh in (mesh_of(), mesh_of(1, 2, 2)):
         params = replace(params_on(mesh), draft=jax.device_put(values, param_shardings(init, mesh)))
         generate = make_generate(POLICY, drafter, replace(CONFIG.rollout, verifier="coupled"), mesh)
         rollouts.append(generate(params, make_prompts(), seed_step(7, 0)))
-        context = replace(Stages(POLICY, drafter, count_fives, CONFIG, mesh).loss_context, anchors=0)
+        context = replace(Stages(POLICY, drafter, count_fives, CONFIG, mesh).loss_context(batch), anchors=0)
         with jax.set_mesh(mesh):
             gradients.append(host_copy(jax.jit(partial(accumulate, context))(params, batch)[0]))
     before, after = params.draft["predecessor"], params.draft["successor"]["kernel"]

@@ -15,6 +15,7 @@ from tests.whole_rows import attend_dense
 
 ROWS, COUNT, HEADS, WIDTH = 2, 7, 2, 3
 ANCHORS = np.array([[0, 2, 3, 6], [1, 4, 5, 5]], np.int32)
+EVERY = np.tile(np.arange(COUNT, dtype=np.int32), (ROWS, 1))
 
 
 def published_mask(count: int, depth: int, window: int | None) -> np.ndarray:
@@ -52,13 +53,13 @@ def test_a_pass_attends_by_the_published_mask(depth: int, shared: int, window: i
         return attend_dense(q, *(jnp.swapaxes(x, 1, 2) for x in (k, v)), mask)
 
     def found(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return attend_pass(q, LayerCache(k, v), pass_view(ROWS, COUNT, depth, window))
+        return attend_pass(q, LayerCache(k, v), pass_view(jnp.asarray(EVERY), COUNT, depth, window))
 
     def wanted_anchors(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         return tokens_at(wanted(q, k, v), jnp.asarray(ANCHORS))
 
     def found_anchors(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        view = pass_view(ROWS, COUNT, depth, window, jnp.asarray(ANCHORS))
+        view = pass_view(jnp.asarray(ANCHORS), COUNT, depth, window)
         return attend_pass(tokens_at(q, jnp.asarray(ANCHORS)), LayerCache(from_anchors(k), from_anchors(v)), view)
 
     def total(function: Callable) -> Callable:
@@ -76,9 +77,9 @@ def test_a_pass_attends_by_the_published_mask(depth: int, shared: int, window: i
 
 
 def test_each_pass_is_one_position_later_and_appends_to_the_cache():
-    view = pass_view(ROWS, COUNT, 2)
+    view = pass_view(jnp.asarray(EVERY), COUNT, 2)
     np.testing.assert_array_equal(view.positions, np.tile(np.arange(COUNT) + 2, (ROWS, 1)))
     np.testing.assert_array_equal(view.write, np.full(ROWS, 2 * COUNT))
-    view = pass_view(ROWS, COUNT, 3, anchors=jnp.asarray(ANCHORS))
+    view = pass_view(jnp.asarray(ANCHORS), COUNT, 3)
     np.testing.assert_array_equal(view.positions, ANCHORS + 3)
     np.testing.assert_array_equal(view.write, np.full(ROWS, COUNT + 2 * ANCHORS.shape[1]))

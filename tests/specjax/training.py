@@ -91,13 +91,19 @@ def make_prompts(count: int = 8) -> Prompts:
     )
 
 
-def ragged_batch(rows: int, width: int, vocab: int = VOCAB, failed: int = 5) -> TrainBatch:
-    """Return ragged prompts and completions. Each token has its own advantage; row `failed` has no reward."""
+def ragged_batch(rows: int, width: int, vocab: int = VOCAB, failed: int = 5, samples: int = 1) -> TrainBatch:
+    """Return ragged prompts and completions. Each token has its own advantage; row `failed` has no reward.
+
+    samples: number of successive rows with the same prompt.
+    """
     rng = np.random.default_rng(0)
-    start, length = rng.integers(1, 5, (rows, 1)), rng.integers(3, width - 4, (rows, 1))
+    start = np.repeat(rng.integers(1, 5, (rows // samples, 1)), samples, axis=0)
+    length = rng.integers(3, width - 5, (rows, 1))
     column, scored = np.arange(width)[None], jnp.arange(rows) != failed
+    tokens = rng.integers(0, vocab, (rows, width))
+    tokens = np.where(column < start, np.repeat(tokens[::samples], samples, axis=0), tokens)
     return TrainBatch(
-        tokens=jnp.array(rng.integers(0, vocab, (rows, width)), jnp.int32),
+        tokens=jnp.array(tokens, jnp.int32),
         completion=jnp.array((column >= start) & (column < start + length)),
         reward=jnp.where(scored, 1.0, jnp.nan),
         counted=scored,

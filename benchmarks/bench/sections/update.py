@@ -29,7 +29,7 @@ from specjax.train.draft.loss import draft_gradient
 from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.train.gradients import accumulate
 from specjax.train.loss_context import LossContext
-from specjax.types import ChunkedLogits, Params, PolicyOutput, PyTree
+from specjax.types import Params, PolicyOutput, PyTree, Unembedding
 
 # Microbatches of a batch. One holds at least one row, so a batch of long rows has fewer.
 MICROBATCHES = 4
@@ -117,7 +117,7 @@ def head_gradient(networks: BenchNetworks, preset: Preset, anchors: int, context
         features=jax.random.normal(keys[0], (rows, context, width), dtype),
         hidden=jax.random.normal(keys[1], (rows, context, decoder.hidden_size), dtype),
         cache=None,
-        chunked=ChunkedLogits(networks.policy.unembed, chunk),
+        unembedding=Unembedding(networks.policy.unembed, decoder.vocab_size, chunk),
     )
 
     def run(params: Params, batch: TrainBatch, output: PolicyOutput) -> PyTree:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, UInt32
+from jaxtyping import Array, Bool, Int, UInt32
 
 from specjax.drafters.base import Anchors
 from specjax.keys import Purpose, SeedStep, gumbels, sequence_keys
@@ -30,6 +30,12 @@ def with_keys(sequences: S, seed_step: SeedStep, source: int) -> S:
     number = jnp.arange(sequences.tokens[..., 0].size, dtype=jnp.int32)
     keys = sequence_keys(seed_step, number, jnp.full_like(number, -1 - source))
     return replace(sequences, keys=keys.reshape(*shape, 2))
+
+
+def every_anchor(place: Int[Array, "R N"], completion: Bool[Array, "R S"]) -> Anchors:
+    """Return as anchors all of these tokens that belong to the completion. The others have no weight."""
+    counted = jnp.take_along_axis(completion, place, axis=1) & (place >= FIRST_PREDICTED)
+    return Anchors(place, counted.astype(jnp.float32))
 
 
 def draw_anchors(keys: UInt32[Array, "R 2"], completion: Bool[Array, "R S"], count: int) -> Anchors:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from specjax.adapters import joined
 from specjax.drafters import Drafter
 from specjax.drafters.base import Anchors, at_anchors
-from specjax.log_probs import positions_at_a_time, teacher_forced
+from specjax.log_probs import teacher_forced, without_logits
 from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES, batch_shards, shapes_on
 from specjax.program import Program
@@ -28,7 +28,7 @@ from specjax.train.draft.loss import draft_gradient, draft_loss
 from specjax.train.loss_context import LossContext
 from specjax.train.metrics import Metrics
 from specjax.train.optimizer import init_moments, update, usable
-from specjax.types import ChunkedLogits, Params, Policy, PolicyOutput, PyTree, pytree
+from specjax.types import Params, Policy, PolicyOutput, PyTree, pytree
 
 T = TypeVar("T")
 
@@ -103,7 +103,6 @@ def make_teacher(policy: Policy, mesh: Mesh, microbatches: int = 1) -> OverRows[
 
     def run(weights: PyTree, sequences: Sequences) -> TeacherOutputs:
         def forward(part: Sequences) -> TeacherOutputs:
-            # The logits are not read, so XLA leaves them out.
             output = teacher_forced(policy, weights, part.tokens)
             return TeacherOutputs(output.features, output.hidden)
 
@@ -138,7 +137,7 @@ def make_distill_step(
         params = Params(weights, state.draft)
 
         def add(total: PyTree, part: DistillBatch) -> tuple[PyTree, tuple[Array, Array]]:
-            output = _policy_output(policy, weights, part.teacher, logit_chunk)
+            output = _policy_output(policy, part.teacher, logit_chunk)
             gradient, result = draft_gradient(context, params, tokens, part.sequences, output, part.anchors)
             return jax.tree.map(jnp.add, total, gradient), (result.loss, _weighted(result.overlap, part.anchors))
 
@@ -156,15 +155,11 @@ def make_distill_step(
     return DistillStep(step, mesh)
 
 
-def _policy_output(policy: Policy, weights: PyTree, teacher: TeacherOutputs, logit_chunk: int | None) -> PolicyOutput:
+def _policy_output(policy: Policy, teacher: TeacherOutputs, logit_chunk: int | None) -> PolicyOutput:
     """Return the policy's output of which these parts were kept."""
-    rows, width, _ = teacher.hidden.shape
-    if chunk := positions_at_a_time(policy, rows, width, logit_chunk):
-        logits = jnp.zeros((len(teacher.hidden), 0, policy.vocab_size), teacher.hidden.dtype)
-        chunked = ChunkedLogits(policy.unembed, chunk)
-    else:
-        logits, chunked = policy.unembed(weights, teacher.hidden), None
-    return jax.lax.stop_gradient(PolicyOutput(logits, teacher.features, teacher.hidden, None, chunked))
+    no_logits = jnp.zeros((len(teacher.hidden), 0, policy.vocab_size), teacher.hidden.dtype)
+    output = PolicyOutput(no_logits, teacher.features, teacher.hidden, None)
+    return without_logits(policy, output, logit_chunk)
 
 
 def make_predict(
@@ -186,8 +181,6 @@ def make_predict(
     def run(params: Params, sequences: Sequences) -> tuple[Array, Array]:
         def overlap(part: Sequences) -> Array:
             output = context.forward(joined(params).policy, part)
-            if drafter.stride == 1:
-                return jnp.sum(draft_loss(context, params, params.draft, part, output, None).overlap)
             rows, length = part.tokens.shape
             anchors = spaced_anchors(part.completion, length, drafter.stride, jnp.arange(rows, dtype=jnp.int32))
             return _weighted(draft_loss(context, params, params.draft, part, output, anchors).overlap, anchors)

@@ -45,12 +45,12 @@ def draft_loss(
     draft: PyTree,
     sequences: Sequences,
     output: PolicyOutput,
-    anchors: Anchors | None,
+    anchors: Anchors,
 ) -> DraftLoss:
     """Return the loss of the parameters `draft`; it is differentiable only by these.
 
     output:  of the policy, through stop_gradient.
-    anchors: the completion tokens that count; None: all.
+    anchors: the completion tokens that count.
     """
     both = replace(jax.lax.stop_gradient(joined(params)), draft=draft)
     return context.drafter.loss(both, sequences.tokens, output, sequences.completion, context.law, anchors)
@@ -62,7 +62,7 @@ def draft_gradient(
     tokens: Float[Array, ""],
     sequences: Sequences,
     output: PolicyOutput,
-    anchors: Anchors | None,
+    anchors: Anchors,
 ) -> tuple[PyTree, DraftLoss]:
     """Return the gradient of the draft's loss divided by `tokens`, and the undivided loss."""
 
@@ -100,7 +100,7 @@ def add_replay_gradient(
     def add(total: PyTree, part: Sequences) -> tuple[PyTree, None]:
         return jax.tree.map(jnp.add, total, in_window(run, context.ladder, part)), None
 
-    parts = jax.vmap(partial(split, parts=context.microbatches))(replay)
+    parts = jax.vmap(partial(split, parts=context.microbatches, unit=context.samples))(replay)
     parts = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), parts)
     return jax.lax.scan(add, total, parts)[0]
 
@@ -110,12 +110,8 @@ def no_draft_sums() -> DraftSums:
     return DraftSums(*[jnp.float32(0)] * len(DraftSums._fields))
 
 
-def _sums(
-    batch: TrainBatch, result: DraftLoss, anchors: Anchors | None, verifier: VerifierName | Verifier
-) -> DraftSums:
-    weight = batch.completion.astype(jnp.float32)
-    if anchors is not None:
-        weight = at_anchors(anchors, anchors.weight, batch.tokens.shape[1])
+def _sums(batch: TrainBatch, result: DraftLoss, anchors: Anchors, verifier: VerifierName | Verifier) -> DraftSums:
+    weight = at_anchors(anchors, anchors.weight, batch.tokens.shape[1])
     drafted = expected = accepted = jnp.float32(0)
     if batch.proposed is not None and batch.accepted is not None:
         compared = batch.proposed & (weight > 0)
