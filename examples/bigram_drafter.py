@@ -15,6 +15,7 @@ from jax import Array
 from launch.setup.drafts.base import Draft, DraftContext
 from specjax import Drafter, DraftLoss, Proposal
 from specjax.drafters.distillation import acceptance, divergence
+from specjax.log_probs import laws
 from specjax.sampling import full_log_probs, process_logits, sample
 
 
@@ -45,7 +46,8 @@ class Bigram(Drafter):
         return Proposal(jnp.stack(tokens, axis=1), jnp.stack(log_q, axis=1), length), state
 
     def loss(self, params, tokens, output, mask, law, anchors=None) -> DraftLoss:
-        log_p = full_log_probs(output.logits[:, :-1], law)
+        policy = laws(params.policy, output, law)
+        log_p = policy.of(policy.source[:, :-1])
         log_q = full_log_probs(params.draft["table"][tokens[:, :-1]], law)
         counts = mask[:, 1:].astype(jnp.float32)
         overlap = jax.lax.stop_gradient(acceptance(log_p, log_q) * counts)

@@ -35,10 +35,9 @@ class SharedPrompts:
     @property
     def positions(self) -> Int[Array, "N T"]:
         """Return the position of each token of the packed rows, int32."""
-        after = self.starts[:, None] + jnp.arange(self.budget)[None]
-        groups = len(self.starts) // self.samples
-        prompts = jnp.broadcast_to(jnp.arange(self.prompt)[None], (groups, self.prompt))
-        return jnp.concatenate([prompts, after.reshape(groups, -1)], axis=1)
+        prompts, after = (jnp.arange(width, dtype=jnp.int32)[None] for width in (self.prompt, self.budget))
+        completions = (self.starts[:, None] + after).reshape(len(self.starts) // self.samples, -1)
+        return jnp.concatenate([jnp.tile(prompts, (len(completions), 1)), completions], axis=1)
 
     def pack(self, rows: Shaped[Array, "R S *rest"]) -> Shaped[Array, "N T *rest"]:
         """Return the packed rows, T = P + G C, S = P + C."""

@@ -101,7 +101,8 @@ def attend_packed(
     window: int | None = None,
 ) -> Float[Array, "N T heads H"]:
     """Attend as `plain.attend_packed` does, in separate rows, whose causal mask cuDNN knows."""
-    return shared.pack(attend_rows(*(shared.unpack(x) for x in (q, k, v)), window=window))
+    q, k, v = (shared.unpack(x) for x in (q, k, v))
+    return shared.pack(attend_rows(q, k, v, window=window))
 
 
 def save_attention(primitive: Any, *_: Any, **__: Any) -> bool:

@@ -172,9 +172,8 @@ def attend_packed(
     """
     prompt = shared.prompt
     y = attend_rows(q[:, :prompt], k[:, :prompt], v[:, :prompt], window=window)
-    at = shared.starts[:, None] + jnp.arange(shared.budget)[None]
-    queries, keys, values = shared.completions(q), shared.unpack(k), shared.unpack(v)
-    completions = attend_rows(queries, keys, values, window=window, at=at)
+    queries, at = shared.completions(q), shared.completions(shared.positions)
+    completions = attend_rows(queries, shared.unpack(k), shared.unpack(v), window=window, at=at)
     return jnp.concatenate([y, completions.reshape(len(y), -1, *y.shape[2:])], axis=1)
 
 
