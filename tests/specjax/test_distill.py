@@ -81,8 +81,8 @@ def params() -> Params:
 @pytest.fixture(scope="module")
 def step() -> DistillStep:
     """Return a distillation step that fails if it is traced twice."""
-    policy = replace(POLICY, unembed=traced_once(POLICY.unembed))
-    return make_distill_step(policy, DRAFTER, LAW, DESCENT, MESH)
+    head = replace(DRAFTER.head, fuse=traced_once(DRAFTER.head.fuse))
+    return make_distill_step(POLICY, replace(DRAFTER, head=head), LAW, DESCENT, MESH)
 
 
 @pytest.fixture(scope="module")
