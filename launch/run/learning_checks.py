@@ -35,7 +35,7 @@ class LearningSignal:
     """
 
     def __init__(self, config: RunConfig, warn: Warn) -> None:
-        self._config, self._warn, self._patience = config, warn, PATIENCE
+        self._config, self._warn, self._patience = config, warn, max(2, min(PATIENCE, config.steps))
         self._steps: list[dict[str, float]] = []
 
     def __call__(self, step: DispatchedStep) -> None:

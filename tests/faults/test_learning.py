@@ -194,6 +194,7 @@ def test_row_08_warnings_of_nothing_learnt_become_rare_and_end() -> None:
     nothing, something = {}, {ADVANTAGES: 1, "update/empty": 0}
     assert [number for number, _ in warned(RUN, *[nothing] * 40)] == [PATIENCE, 3 * PATIENCE, 7 * PATIENCE]
     assert warned(RUN, *[*[nothing] * (PATIENCE - 1), something] * 3) == []
+    assert [number for number, _ in warned(replace(RUN, steps=3), *[nothing] * 3)] == [3]
     # After a step that taught something, the two groups of a step are equal by chance.
     steps = LEAST_GROUPS // 2
     assert warned(RUN, something, *[nothing] * (steps - 1), something) == []
