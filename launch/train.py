@@ -50,7 +50,8 @@ def main(argv: list[str]) -> int:
     if "--plan" in argv:
         return plan([word for word in argv if word != "--plan"])
     use_compile_cache()
-    config = join_hosts(parse_run(argv, "python -m launch.train", "Train a policy and its draft, or --plan it."))
+    about = "Train a policy and its draft. With --plan, compile a step for absent GPUs instead, as launch.plan does."
+    config = join_hosts(parse_run(argv, "python -m launch.train", about))
     signal = run(config).signal
     return 0 if signal is None else 128 + signal
 

@@ -76,6 +76,14 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() or letter in "\n\t" else " " for letter in text)
 
 
+def plain_warnings() -> None:
+    """Let warnings of the logging module begin as others of a program do, without the name of a Python module."""
+    # Libraries install this handler while they are imported, after which basicConfig has no effect.
+    for handler in logging.root.handlers:
+        if type(handler) is logging.StreamHandler:
+            handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+
+
 def silence_writers() -> None:
     """Drop messages of Orbax's and TensorStore's threads about a failed write. The same error is also raised.
 

@@ -84,7 +84,7 @@ class LongPhases:
             processes.on_primary(partial(self._make, directory))
             self._opened.append(name)
         if not kept:
-            advice = "it starts again in the next process"
+            advice = "it starts again next time"
         elif directory is None:
             advice = "nothing is kept"
         else:

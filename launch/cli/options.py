@@ -23,7 +23,16 @@ from configs.schema import DraftConfig, RunConfig
 from configs.schema.networks import DRAFT_KINDS, HEADS
 from configs.schema.rewards import TRACED
 from launch.cli.effects import without_effect
-from launch.cli.errors import ConfigError, RunStopped, Stopped, as_config_error, first_line, one_line, silence_writers
+from launch.cli.errors import (
+    ConfigError,
+    RunStopped,
+    Stopped,
+    as_config_error,
+    first_line,
+    one_line,
+    plain_warnings,
+    silence_writers,
+)
 from launch.cli.failures import fail
 from launch.cli.fields import Field, fields_of, summary
 from launch.cli.microbatches import with_fitting_microbatches
@@ -72,6 +81,7 @@ def run_program(main: Callable[[list[str]], int]) -> int:
     a closed pipe (`--help | head`), the exit code is 128 + SIGPIPE.
     """
     silence_writers()
+    plain_warnings()
     try:
         code = main(sys.argv[1:])
         sys.stdout.flush()

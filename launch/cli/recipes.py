@@ -1,5 +1,6 @@
 """Lookup of the configuration that CONFIG names: a recipe, or the options of a run."""
 
+import difflib
 import runpy
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +49,9 @@ def load_recipe(name: str) -> RunConfig:
     if "/" in name and not path.exists():
         raise ConfigError(f"CONFIG = {name}: there is no such file or directory; must be {choices()}")
     if path.suffix != ".py" or not path.is_file():
-        raise ConfigError(f"CONFIG = {name}: must be {choices()}")
+        meant = difflib.get_close_matches(name, recipes(), n=1, cutoff=0.8)
+        hint = f"no such recipe (did you mean {meant[0]}?); " if meant else ""
+        raise ConfigError(f"CONFIG = {name}: {hint}must be {choices()}")
     try:
         config = runpy.run_path(str(path)).get("config")
     except KeyboardInterrupt:

@@ -71,9 +71,10 @@ class PromptTable:
         if not self.rows and self.too_long:
             count, shortest, longest = len(self.too_long), self.too_long[0], self.too_long[-1]
             kind = "prompts" if count == self.dropped else "non-empty prompts"
+            keeping_all = f", or {longest} to keep all" if longest > shortest else ""
             raise ConfigError(
                 f"data.max_prompt_tokens = {self.max_length}: all {count} {kind} are longer, the shortest has "
-                f"{shortest} tokens; must be at least {shortest}, or {longest} to keep all"
+                f"{shortest} tokens; must be at least {shortest}{keeping_all}"
             )
 
     def first(self, count: int) -> "PromptTable":

@@ -40,6 +40,12 @@ def load_tokenizer(directory: Path) -> Any:
                 f"model.path = {directory}: its tokenizer needs code of its own (auto_map in tokenizer_config.json), "
                 "which is never run; must be a tokenizer that transformers has"
             ) from None
+        if not (directory / "tokenizer.json").exists():
+            # The first line of transformers' error announces a list, and the list names classes, not files.
+            raise ConfigError(
+                f"model.path = {directory}: cannot load a tokenizer from it; must hold a tokenizer.json, or the files "
+                "of another tokenizer that transformers loads"
+            ) from error
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ConfigError(f"model.path = {directory}: cannot load a tokenizer from it: {reason}") from error
 

@@ -105,7 +105,8 @@ def write_policy(
         policy, lost = merged_policy(params, dtype or model.dtype)
         console.print(
             f"adapters merged in float32, rounded once: {lost:.2%} of the elements of adapted kernels stay as in the "
-            "base, their update being too small for the dtype written"
+            "base, their update being too small for the dtype written; "
+            "--param-dtype float32 or --part adapters keeps it"
         )
     else:
         policy = cast(params.policy, dtype)

@@ -1,7 +1,7 @@
 """Observers of a run's steps that warn if nothing is learnt from them, or if the budget cuts nearly all completions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isnan
+from math import ceil, isnan
 from statistics import fmean
 
 from configs.schema import RunConfig
@@ -9,6 +9,8 @@ from launch.run.step_timer import DispatchedStep
 
 # Steps before the first warning. Each warning doubles the number for the next.
 PATIENCE = 5
+# Groups before a warning in a run that has learnt: a few groups have equal rewards by chance, again and again.
+LEAST_GROUPS = 50
 # Share of completions cut by the budget from which a run warns.
 NEARLY_ALL = 0.9
 ADVANTAGES = "groups/sequences_with_advantage"
@@ -33,14 +35,15 @@ class LearningSignal:
     """
 
     def __init__(self, config: RunConfig, warn: Warn) -> None:
-        self._config, self._warn, self._patience = config, warn, PATIENCE
+        self._config, self._warn, self._patience = config, warn, max(2, min(PATIENCE, config.steps))
         self._steps: list[dict[str, float]] = []
 
     def __call__(self, step: DispatchedStep) -> None:
         config, metrics = self._config, step.metrics
         empty = int(metrics["update/empty"]) == config.updates.count
         if not empty and (config.loss.function is not None or int(metrics[ADVANTAGES]) > 0):
-            self._steps = []
+            groups = config.rollout.finished_groups(config.data.prompts)
+            self._steps, self._patience = [], max(self._patience, ceil(LEAST_GROUPS / max(groups, 1)))
             return
         known = {name: float(metrics[name]) for name in CAUSES if name in metrics}
         self._steps.append({**known, ADVANTAGES: float(metrics[ADVANTAGES])})

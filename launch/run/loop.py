@@ -126,7 +126,8 @@ class TrainingLoop:
         compiles = step not in self.begun
         self.begun.add(step)
         try:
-            with showing_elapsed(f"step {number}") if compiles else nullcontext():
+            name = f"step {number}" + (", compiling the stages of a probe" if timed else "")
+            with showing_elapsed(name) if compiles else nullcontext():
                 state, rollout, metrics = step(state, prompts)
         except MixedVersions as error:
             raise RunStopped(f"step {number}: {error}") from error

@@ -32,6 +32,12 @@ OPTIONS = {
 }
 
 
+@pytest.mark.parametrize(("name", "hint"), [("own-data", "did you mean own_data?"), ("another", "must be one of ")])
+def test_a_recipe_that_is_missing_names_the_closest(name: str, hint: str) -> None:
+    with refuses(f"CONFIG = {name}: ...{hint}...own_data, ", ConfigError):
+        load_recipe(name)
+
+
 @pytest.mark.parametrize(("recipe", "options"), [*((name, {}) for name in recipes()), ("gsm8k", OPTIONS)])
 def test_row_61_the_directory_of_a_run_gives_its_options(recipe: str, options: dict[str, Any], tmp_path: Path) -> None:
     config = override(load_recipe(recipe), options)

@@ -1,5 +1,7 @@
 """Faults around a command line: closed output pipes, recipes and modules that exit, and names of other libraries."""
 
+import io
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 import launch.evaluate
 import launch.train
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError
+from launch.cli.errors import ConfigError, plain_warnings
 from launch.cli.fields import fields_of
 from launch.cli.functions import load_function
 from launch.cli.option_search import SYNONYMS, named_like
@@ -43,6 +45,14 @@ def test_row_23_other_broken_pipes_fail(monkeypatch: pytest.MonkeyPatch, capsys:
 
     assert run_program(main) == 1
     assert "a scorer is gone" in capsys.readouterr().err
+
+
+def test_row_23_warnings_of_a_program_name_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(logging.root, "handlers", [logging.StreamHandler(written)])
+    plain_warnings()
+    logging.getLogger("launch.data.problems").warning("data.train = a: dropped")
+    assert written.getvalue() == "WARNING: data.train = a: dropped\n"
 
 
 @pytest.mark.parametrize("number", range(len(EXITS)))

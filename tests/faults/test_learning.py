@@ -18,7 +18,7 @@ from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.evaluation.one_prompt import answer_prompt
 from launch.run.console import logprob_alarm
-from launch.run.learning_checks import ADVANTAGES, PATIENCE, CutCompletions, LearningSignal
+from launch.run.learning_checks import ADVANTAGES, LEAST_GROUPS, PATIENCE, CutCompletions, LearningSignal
 from launch.run.step_checks import RouterLoad
 from launch.run.step_timer import DispatchedStep
 from launch.setup.experiment import build_experiment
@@ -194,6 +194,11 @@ def test_row_08_warnings_of_nothing_learnt_become_rare_and_end() -> None:
     nothing, something = {}, {ADVANTAGES: 1, "update/empty": 0}
     assert [number for number, _ in warned(RUN, *[nothing] * 40)] == [PATIENCE, 3 * PATIENCE, 7 * PATIENCE]
     assert warned(RUN, *[*[nothing] * (PATIENCE - 1), something] * 3) == []
+    assert [number for number, _ in warned(replace(RUN, steps=3), *[nothing] * 3)] == [3]
+    # After a step that taught something, the two groups of a step are equal by chance.
+    steps = LEAST_GROUPS // 2
+    assert warned(RUN, something, *[nothing] * (steps - 1), something) == []
+    assert [number for number, _ in warned(RUN, something, *[nothing] * steps)] == [1 + steps]
 
 
 def test_row_96_a_loss_of_ones_own_learns_where_its_updates_have_a_gradient() -> None:

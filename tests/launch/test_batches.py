@@ -132,7 +132,7 @@ def test_refusals():
         f"{long} 2 prompts...5 tokens; must be at least 5, or 6": lambda: prompt_pipeline(
             table("6" * 6, "5" * 5), 1, 0
         ),
-        f"{long} 1 non-empty prompts...5 tokens": lambda: fixed_batches(table("", "abcde"), 1),
+        f"{long} 1 non-empty prompts...5 tokens; must be at least 5": lambda: fixed_batches(table("", "abcde"), 1),
         "data.prompts = 1: ...1...0": lambda: prompt_pipeline(table("", ""), 1, 0),
         "warmup.steps: ...0...solution": lambda: worked_solutions([Problem(prompt="x", answer="")], TOKENIZER, 7, 257),
         f"{fits} = 7: ...8...99": lambda: worked_solutions([*[ONE] * 99, LONG], TOKENIZER, 7, 257),

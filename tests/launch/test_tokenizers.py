@@ -77,7 +77,7 @@ def test_malformed_instructions_are_config_errors(directory: Path, instruction: 
 
 def test_missing_directories_files_and_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("transformers")
-    with refuses("model.path = ...tokenizer", ConfigError):
+    with refuses("model.path = ...must hold a tokenizer.json", ConfigError):
         HuggingFaceTokenizer(tmp_path)
     with refuses("model.path = ...nowhere:", ConfigError):
         HuggingFaceTokenizer(tmp_path / "nowhere")
