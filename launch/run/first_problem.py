@@ -28,7 +28,8 @@ PROMPT_CHARACTERS, TEXT_CHARACTERS = 1200, 60
 def describe_first_problem(experiment: Experiment, reward_fn: RewardFn) -> list[str]:
     """Return lines: the first prompt as the model is asked, and made-up completions of it with their rewards.
 
-    Completions that the tokenizer cannot encode are left out.
+    Completions that the tokenizer cannot encode are left out. Raises ConfigError if none of the others gets a reward:
+    every step would go the same way.
     """
     tokenizer = experiment.tokenizer
     asked = as_asked(experiment.problems.train[0], tokenizer).strip()
@@ -45,7 +46,14 @@ def describe_first_problem(experiment: Experiment, reward_fn: RewardFn) -> list[
     rewards = _rewards(reward_fn, list(encoded.values()))
     if rewards is None:
         return [asked]
-    rows = [(kind, _shortened(examples[kind]), reward) for kind, reward in zip(encoded, rewards, strict=True)]
+    if all(isinstance(reward, str) for reward in rewards):
+        name = experiment.config.reward.scorer
+        raise ConfigError(
+            f"reward.scorer = {name}: scores no completion of the first problem, neither its answer nor an empty one "
+            f"({rewards[0]}); must return a number"
+        )
+    shown = [f"none: {reward}" if isinstance(reward, str) else f"{reward:g}" for reward in rewards]
+    rows = [(kind, _shortened(examples[kind]), reward) for kind, reward in zip(encoded, shown, strict=True)]
     kinds, texts = (max(len(row[column]) for row in rows) for column in (0, 1))
     table = [f"  {kind:<{kinds}}  {text:<{texts}}  {reward}" for kind, text, reward in rows]
     return [asked, "", "rewards of completions made up for it:", *table]
@@ -77,25 +85,23 @@ def _stating(config: RewardConfig) -> Callable[[str], str]:
     return boxed if stating is None else lambda answer: stating(answer)[0]
 
 
-def _rewards(reward_fn: RewardFn, completions: list[list[int]]) -> list[str] | None:
-    """Return the rewards of completions of the first problem as text, or the reasons why there are none.
+def _rewards(reward_fn: RewardFn, completions: list[list[int]]) -> list[float | str] | None:
+    """Return the rewards of completions of the first problem, or the reasons why there are none.
 
     None: the host's scorer is not one of texts.
     """
     if isinstance(reward_fn, HostReward):
         if not isinstance(reward_fn.score, HostScorer):
             return None
-        results = reward_fn.score.results(completions, problem=0)
-    else:
-        lengths = np.array(list(map(len, completions)), np.int32)
-        tokens = np.zeros((len(completions), max(lengths)), np.int32)
-        for row, ids in zip(tokens, completions, strict=True):
-            row[: len(ids)] = ids
-        first = jnp.zeros(1, jnp.int32)
-        prompts = Prompts(tokens=first[None], lengths=first, id=first)
-        rollout = Rollout(tokens=jnp.array(tokens), lengths=jnp.array(lengths))
-        results = processes.fetch(jax.jit(reward_fn)(rollout, prompts).value).tolist()
-    return [f"none: {result}" if isinstance(result, str) else f"{result:g}" for result in results]
+        return reward_fn.score.results(completions, problem=0)
+    lengths = np.array(list(map(len, completions)), np.int32)
+    tokens = np.zeros((len(completions), max(lengths)), np.int32)
+    for row, ids in zip(tokens, completions, strict=True):
+        row[: len(ids)] = ids
+    first = jnp.zeros(1, jnp.int32)
+    prompts = Prompts(tokens=first[None], lengths=first, id=first)
+    rollout = Rollout(tokens=jnp.array(tokens), lengths=jnp.array(lengths))
+    return processes.fetch(jax.jit(reward_fn)(rollout, prompts).value).tolist()
 
 
 def _shortened(text: str) -> str:

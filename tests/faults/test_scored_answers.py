@@ -168,6 +168,9 @@ def test_row_67_the_first_problem_is_shown_as_it_is_asked_and_scored() -> None:
     def strict(completion: str, answer: str) -> float:
         return float(completion[-1:] == "}") if completion else 1 / 0
 
+    def unfinished(completion: str, answer: str) -> float:
+        return {}[answer]
+
     sums, problems = CharacterTokenizer(ALPHABET), [Problem(prompt="1+3=", answer="4")]
     for thinking, cut_off in ((TAGS, "0"), ((), "1")):
         reward = RewardConfig("regex", pattern=r"boxed{(\d)}", thinking=thinking, workers=1)
@@ -178,6 +181,12 @@ def test_row_67_the_first_problem_is_shown_as_it_is_asked_and_scored() -> None:
             ]
     rows = shown(RewardConfig("python:strict"), ByteTokenizer(), function_reward(strict, [PROBLEM], ByteTokenizer()))
     assert [row.split()[-1] for row in rows[:2]] == ["1", "1"] and "nothing none: ZeroDivisionError" in rows[2]
+    with refuses(
+        "reward.scorer = python:unfinished: scores no completion...KeyError...must return a number", ConfigError
+    ):
+        shown(
+            RewardConfig("python:unfinished"), ByteTokenizer(), function_reward(unfinished, [PROBLEM], ByteTokenizer())
+        )
     # A completion that is cut off has no stop token.
     with_stop = [row.split()[-1] for row in shown(RewardConfig(), ByteTokenizer(), ends_with_a_stop)]
     assert with_stop == ["1", "1", "1", "0"]
