@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.start import Start, start
 from configs.smollm2_extraction import config
 from launch.data.extraction import problems
-from launch.timing import describe_interval, format_interval, format_provenance, turn_by_turn
+from launch.timing import describe_interval, format_interval, format_provenance, one_turn
 
 LIMIT_S = 1800.0
 
@@ -71,15 +71,16 @@ def main() -> None:
             "specjax": partial(ours, args.model, args.steps, Path(out) / "cache"),
             "TRL": partial(trl, args.trl_python, args.model, args.steps, out),
         }
-        for number, turn in enumerate(turn_by_turn(runs, args.turns), 1):
+        for number in range(args.turns):
+            turn: dict[str, Any] = one_turn(runs, number)
             mine, theirs = turn["specjax"], turn["TRL"]
             seconds = mine.steps, theirs["seconds"][1:]
             ratios.append(statistics.median(seconds[1]) / statistics.median(seconds[0]))
             for name, steps, peak in (("specjax", seconds[0], mine.peak_gib), ("TRL", seconds[1], theirs["peak_gib"])):
                 shown = " ".join(f"{x:.1f}" for x in steps)
-                print(f"turn {number}  {name:<8} {shown} s a step; peak {peak:.1f} GiB", flush=True)
+                print(f"turn {number + 1}  {name:<8} {shown} s a step; peak {peak:.1f} GiB", flush=True)
             tokens = statistics.mean(theirs["lengths"])
-            print(f"turn {number}  TRL over specjax {ratios[-1]:.2f}; TRL's completions have {tokens:.0f} tokens")
+            print(f"turn {number + 1}  TRL over specjax {ratios[-1]:.2f}; TRL's completions have {tokens:.0f} tokens")
     print(f"TRL's median step over ours: {format_interval(ratios)}, {describe_interval(len(ratios))}")
 
 

@@ -25,7 +25,7 @@ def gated_unit(model, mesh, key):
     def init_cache(rows, length):
         return (LayerCache(k=jnp.zeros((rows, 1, length, size), dtype), v=jnp.zeros((rows, 1, length, 0), dtype)),)
 
-    def apply(params, tokens, start, cache=None, logits_at=None, visible_from=0, logits=True):
+    def apply(params, tokens, start, cache=None, logits_at=None, visible_from=0):
         weights = jax.tree.map(lambda x: x.astype(dtype), params)
         state = jnp.zeros((len(tokens), size), dtype)
         if cache is not None:

@@ -92,6 +92,13 @@ class Laws(NamedTuple):
             return 0
         return positions_at_a_time(self.left_out.vocab_size, rows, width, self.left_out.logit_chunk)
 
+    def for_reads(self, count: int) -> "Laws":
+        """Return the same laws, all computed now if each row is read `count` times and that is more work, and fits."""
+        rows, width, _ = self.source.shape
+        if count < width or self.chunk(rows, width):
+            return self
+        return Laws(self.of(self.source), lambda log_p: log_p, None)
+
     def by_position(self, function: Callable[..., Any], *arrays: Array) -> Any:
         """Return `function(*arrays)`, computed for some positions of every row at a time (specjax.chunks).
 

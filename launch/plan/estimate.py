@@ -123,8 +123,11 @@ def _update_seconds(experiment: Experiment, hardware: Hardware) -> float:
     rows = groups * config.rollout.group_size / (batch_shards(mesh) * microbatches)
     deployment = replace(deployment_on(mesh, experiment), weight_bytes=item)
     policy = forward(decoder_sheet(networks.decoder), hardware, deployment, Efficiency(), layer=0.0)
-    # Training samples nothing. A causal row attends to half of its positions on average.
-    parts = replace(policy, sample=0.0).parts(rows, rows * width / 2, queries=width)
+    # Training samples nothing. A causal row attends to half of its positions on average, its prompt's included.
+    budget = config.rollout.max_new_tokens
+    tokens = budget + (width - budget) / config.sharing(networks.policy, int(rows), width - budget)
+    positions = rows * width / 2 * width / tokens
+    parts = replace(policy, sample=0.0).parts(rows, positions, queries=tokens, outputs=rows * budget)
     # A backward pass takes two forwards, beside frozen weights one, and exchanges as much as one. Full
     # rematerialization adds a forward.
     passes = 3 if config.model.remat == "full" else 2

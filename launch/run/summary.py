@@ -8,6 +8,7 @@ from launch.cli.progress import duration
 from launch.distillation.trainer import PASSES
 from launch.run.memory_outlook import describe_memory
 from launch.setup.experiment import Experiment
+from specjax.parallel.mesh import batch_shards
 from specjax.types import PyTree
 
 LOOKED_UP = {"ngram": "sequence", "history": "prompt's other completions"}
@@ -41,8 +42,18 @@ def summarize(experiment: Experiment, continuing: bool) -> list[str]:
         f"step: {data.prompts} prompts x {rollout.group_size} samples = {experiment.sequences} sequences of up to "
         f"{experiment.prompt_width} + {rollout.max_new_tokens} tokens; {config.steps} step{'s' * (config.steps != 1)}; "
         f"learning rate {config.policy_optimizer.learning_rate:g}" + " of the adapters" * config.lora.enabled,
+        *_describe_sharing(experiment),
         describe_memory(experiment),
     ]
+
+
+def _describe_sharing(experiment: Experiment) -> list[str]:
+    """Return a line on how many samples of a group share their prompt in the update, if any do."""
+    config, shards = experiment.config, batch_shards(experiment.mesh)
+    parts = shards * config.updates.minibatches * config.microbatches
+    rows = config.trained_groups(config.data.prompts) * config.rollout.group_size // parts
+    samples = config.sharing(experiment.networks.policy, rows, experiment.prompt_width)
+    return [f"update: computes a prompt once for {samples} of its samples"] * (samples > 1)
 
 
 def _describe_policy(experiment: Experiment) -> str:

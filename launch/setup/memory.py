@@ -165,11 +165,15 @@ def _update(experiment: Experiment, rows: Mapping[str, int]) -> list[MemoryPart]
     parts = batch_shards(mesh) * config.updates.minibatches * config.microbatches
     sequences = config.trained_groups(config.data.prompts) * config.rollout.group_size // parts
     item, budget = jnp.dtype(networks.policy.dtype).itemsize, config.rollout.max_new_tokens
-    positions = min(config.logit_chunk or budget, budget)
+    positions, samples = (
+        min(config.logit_chunk or budget, budget),
+        config.sharing(networks.policy, sequences, width - budget),
+    )
     logits = item * sequences * positions * networks.policy.vocab_size // mesh.shape["tensor"]
     if config.logit_chunk is None:
         logits = min(logits, item * LOGIT_BYTES // 4)
-    stream = 0 if decoder is None else item * sequences * width * decoder.hidden_size * decoder.num_layers
+    tokens = sequences * budget + sequences // samples * (width - budget)
+    stream = 0 if decoder is None else item * tokens * decoder.hidden_size * decoder.num_layers
     return [
         _sharded("gradients of what is trained", bytes_per_device(networks.params.policy), mesh),
         growing("logits of a microbatch", logits, options, "logit_chunk less, or microbatches more"),

@@ -25,7 +25,7 @@ class ExpertCounts(NamedTuple):
     replicas: float = 1.0
     independence: float = 1.0
 
-    def touched(self, rows: Amount, queries: int) -> Amount:
+    def touched(self, rows: Amount, queries: float) -> Amount:
         """Return how many experts of a layer some token needs, in expectation.
 
         Tokens choose independently: E (1 - (1 - A / E)^n) of E experts for n tokens. A verification of several tokens
@@ -75,7 +75,7 @@ class Forward:
         self,
         rows: Amount,
         positions: Amount,
-        queries: int = 1,
+        queries: float = 1,
         outputs: Amount | None = None,
         attention_factor: float = 1.0,
     ) -> dict[str, Amount]:
@@ -84,7 +84,7 @@ class Forward:
         Args:
             rows:             B, rows on one device, or on the devices that share their products.
             positions:        Cached positions of all rows together: B S, or the sum of lengths that differ.
-            queries:          Q, tokens of each row.
+            queries:          Q, tokens of each row; on average.
             outputs:          Tokens whose logits are computed. None: all B Q.
             attention_factor: How much slower attention is.
         """

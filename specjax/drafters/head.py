@@ -238,7 +238,8 @@ class HeadDrafter(FeatureDrafter):
         The indices are those of the anchors. Pass 0 computes the keys of all others too, and nothing else of them.
         """
         rows, length = len(tokens), tokens.shape[1] - 2
-        policy, starts = laws(params.policy, output, law), anchors.place - 2
+        starts, reads = anchors.place - 2, self.unroll * anchors.place.shape[1]
+        policy = laws(params.policy, output, law).for_reads(reads)
         ids = slice(None) if self.target_ids is None else self.target_ids
 
         def compare(target: Array, read: Array) -> tuple[Array, Array]:

@@ -1,11 +1,13 @@
 """Options of one training step, and the checks of their combinations."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated
 
 from specjax.drafters import Drafter
 from specjax.options import MOST, Factor, NonNegative, Options, Positive, at_least, at_most
 from specjax.rollout.plan import RolloutConfig
+from specjax.shared_prompts import samples_that_share
 from specjax.train.advantage import AdvantageConfig
 from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.train.ladder import check_ladder
@@ -93,6 +95,17 @@ class TrainConfig(Options):
     def trained_groups(self, prompts: int) -> int:
         """Return the most groups that a step of so many prompts trains on."""
         return self.selection.groups or self.rollout.finished_groups(prompts)
+
+    def sharing(self, policy: Policy, rows: int, prompt: int) -> int:
+        """Return how many successive rows of a microbatch pass the policy with one prompt (specjax.shared_prompts).
+
+        rows: rows of a data shard's microbatch. prompt: tokens to which prompts are padded.
+        """
+        # A minibatch takes every n-th row, and a ladder sorts single rows.
+        group, rest = divmod(self.rollout.group_size, self.updates.minibatches)
+        if rest or self.ladder or not policy.packs:
+            return 1
+        return samples_that_share(prompt, self.rollout.max_new_tokens, math.gcd(rows, group))
 
 
 def check_groups(config: TrainConfig) -> None:

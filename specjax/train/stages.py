@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,6 @@ from specjax.rewards import RewardFn, finite_or_failed
 from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
 from specjax.rollout.plan import choose_lengths
 from specjax.rollout.speculative import speculative_rollout
-from specjax.shared_prompts import samples_that_share
 from specjax.train.advantage import group_advantages, token_advantages, zero_variance
 from specjax.train.batch import ScoredSequences, Sequences, TrainBatch, join_completions
 from specjax.train.config import TrainConfig
@@ -26,7 +26,7 @@ from specjax.train.draft.anchors import with_keys
 from specjax.train.draft.replay import replay_rows
 from specjax.train.draft.schedule import draft_is_due, update_schedule
 from specjax.train.gradients import accumulate, log_probs_of
-from specjax.train.ladder import sort_rows, windows
+from specjax.train.ladder import sort_rows
 from specjax.train.loss import LossFn, kl_cost, policy_loss
 from specjax.train.loss_context import LossContext
 from specjax.train.loss_sums import Sums
@@ -72,20 +72,16 @@ class Stages:
         config, rollout = self.config, self.config.rollout
         (rows, width), budget = sequences.tokens.shape, rollout.max_new_tokens
         rows //= batch_shards(self.mesh) * config.updates.minibatches * config.microbatches
-        ladder = config.ladder if len(windows(config.ladder, width)) > 1 else ()
-        samples = math.gcd(rows, rollout.group_size)
-        # A ladder sorts single rows by length.
-        alone = ladder or not self.policy.packs
         return LossContext(
             *(self.policy, self.drafter, rollout.law, config.loss, self.loss_fn),
             verifier=rollout.verifier,
             microbatches=config.microbatches,
-            ladder=ladder,
+            ladder=config.ladder,
             budget=budget,
             logit_chunk=config.logit_chunk,
             train_draft=config.draft_training.mode == "online",
             anchors=config.draft_training.anchors,
-            samples=1 if alone else samples_that_share(width - budget, budget, samples),
+            samples=config.sharing(self.policy, rows, width - budget),
         )
 
     def prepare(self, params: Params) -> Params:
@@ -130,8 +126,11 @@ class Stages:
                 f"the rollout has {len(rollout.lengths)} sequences of {len(prompts.lengths)} prompts: must be "
                 f"group_size = {size} of each"
             )
-        if (width := rollout.tokens.shape[1]) > self.config.rollout.max_new_tokens:
-            raise ValueError(f"the rollout has completions of {width} tokens: must be at most max_new_tokens")
+        width, budget = rollout.tokens.shape[1], self.config.rollout.max_new_tokens
+        if width != budget:
+            raise ValueError(
+                f"the rollout has room for {width} tokens of a completion: must be max_new_tokens = {budget}"
+            )
         return finite_or_failed(self.reward_fn(rollout, prompts))
 
     @jax.named_scope("select")
@@ -219,10 +218,13 @@ class Stages:
             seed_step = jnp.int32(config.seed), state.step
             batch = with_keys(batch, seed_step, 0)
             replay = None if replay is None else with_keys(replay, seed_step, 1)
-        rows = sort_rows(batch, self.mesh, config.microbatches, updates.minibatches) if context.ladder else batch
+        rows = batch
+        if config.ladder:
+            sort = partial(sort_rows, mesh=self.mesh, parts=config.microbatches, minibatches=updates.minibatches)
+            rows, replay = sort(batch), None if replay is None else jax.lax.map(sort, replay)
         optimizers = optimizers_of(config)
         params, moments, report = run_updates(
-            gradients, optimizers, changing, state.optimizer, rows, replay, train_draft, updates, context.samples
+            gradients, optimizers, changing, state.optimizer, rows, replay, train_draft, updates
         )
         with_draft = bool(jax.tree.leaves(state.params.draft))
         gap_alarm = math.inf if self.lagging or config.gap_alarm is None else config.gap_alarm
@@ -234,7 +236,7 @@ class Stages:
         # Acceptance is predicted under the whole law, and for the networks of this step.
         draft, comparable = report.first_update.draft, not (config.rollout.law.truncates or self.lagging)
         options = dict(may_draft=any(config.rollout.lengths), comparable=comparable)
-        state, acceptance = update_schedule(config.draft_training, state, rows, draft, due, **options)
+        state, acceptance = update_schedule(config.draft_training, state, batch, draft, due, **options)
         step, reference = state.step + 1, state.reference
         if reference is not None and config.reference_every:
             renew = step % config.reference_every == 0

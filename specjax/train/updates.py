@@ -75,13 +75,11 @@ def run_updates(
     replay: Sequences | None,
     train_draft: bool | Bool[Array, ""],
     config: UpdateConfig,
-    unit: int = 1,
 ) -> tuple[Params, Params, Report]:
     """Return (params, optimiser states, report) after all updates.
 
     gradients: (params, minibatch, its part of the replay) -> both gradients and their sums.
     replay:    rows of earlier rollouts, [n, R, ..], split over the minibatches as the batch is.
-    unit:      number of successive rows that stay together in a minibatch.
     """
 
     def update(carry: tuple[Params, Params], part: tuple[TrainBatch, Sequences | None]) -> tuple:
@@ -97,9 +95,9 @@ def run_updates(
     def epoch(carry: tuple[Params, Params], _: None) -> tuple:
         return jax.lax.scan(update, carry, parts)
 
-    parts = split(batch, config.minibatches, unit), None
+    parts = split(batch, config.minibatches), None
     if replay is not None:
-        rows = jax.vmap(partial(split, parts=config.minibatches, unit=unit))(replay)
+        rows = jax.vmap(partial(split, parts=config.minibatches))(replay)
         parts = parts[0], jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), rows)
     (params, states), (sums, norms, finite) = jax.lax.scan(epoch, (params, states), None, length=config.epochs)
     report = Report(

@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec as P
 from models.config import DecoderConfig, ExpertsConfig
 from models.decoder import init_decoder, make_policy
 from models.params import abstract_params, param_shardings
+from models.rope import Llama3Scaling
 from specjax import kernels
 from specjax.kernels import cudnn, plain
 from specjax.parallel.mesh import BATCH_AXES
@@ -26,20 +27,36 @@ from specjax.train.gradients import accumulate, log_probs_of
 from specjax.train.loss import LossConfig
 from specjax.train.loss_context import LossContext
 from specjax.train.loss_sums import Sums
-from specjax.types import Params, PyTree
-from tests.specjax.training import SHAPE, mesh_of, networks, ragged_batch, relative_gap
+from specjax.train.stages import Stages
+from specjax.train.updates import UpdateConfig
+from specjax.types import Params
+from tests.specjax.training import BUDGET as BUDGET_OF_STEPS
+from tests.specjax.training import (
+    CONFIG,
+    DECODER,
+    GROUP,
+    SHAPE,
+    count_fives,
+    mesh_of,
+    networks,
+    params_on,
+    ragged_batch,
+    relative_gap,
+)
 from tests.whole_rows import attend_dense
 
-ROWS, GROUP, PROMPT, BUDGET, EMPTY = 16, 4, 6, 10, 2
+ROWS, PROMPT, BUDGET, EMPTY = 16, 6, 10, 2
 DRAFTER = networks()[1]
 EXPERTS = ExpertsConfig(num_experts=4, active=2, intermediate_size=16)
 FAMILIES = {
-    "Qwen3": DecoderConfig(**SHAPE, num_layers=2, qk_norm=True),
+    "Qwen3": DECODER,
+    "Llama": DecoderConfig(**SHAPE, num_layers=1, rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 4)),
     "Qwen2": DecoderConfig(**SHAPE, num_layers=1, qkv_bias=True, tie_embeddings=True),
     "Mistral": DecoderConfig(**SHAPE, num_layers=2, sliding_window=5, sliding_layers=(1,)),
     "mixture": DecoderConfig(**SHAPE, num_layers=1, qk_norm=True, experts=EXPERTS),
 }
 ONE = mesh_of()
+UNPACK = SharedPrompts.unpack
 
 
 def shared_batch(routes: bool = False) -> TrainBatch:
@@ -57,6 +74,9 @@ def shared_batch(routes: bool = False) -> TrainBatch:
 
 
 def params_of(decoder: DecoderConfig, mesh: jax.sharding.Mesh) -> Params:
+    """Return parameters of the policy, and of a draft if the policy has features for it."""
+    if decoder == DECODER:
+        return params_on(mesh)
     rng, init = np.random.default_rng(0), partial(init_decoder, decoder)
     values = jax.tree.map(lambda x: (x.ndim == 1) + 0.3 * rng.standard_normal(x.shape), abstract_params(init))
     values = jax.tree.map(lambda x: np.asarray(x, np.float32), values)
@@ -64,28 +84,36 @@ def params_of(decoder: DecoderConfig, mesh: jax.sharding.Mesh) -> Params:
 
 
 def lowered(family: str, samples: int, parts: int = 1, mesh: Any = ONE, **loss: Any) -> tuple[jax.stages.Lowered, Any]:
-    """Lower both gradients and log-probs of another policy, with prompts that are shared by so many rows."""
+    """Lower the gradients and the log-probs of another policy, with prompts that are shared by so many rows."""
     decoder, routes = FAMILIES[family], loss.get("routing") == "replay"
     config = LossConfig(kl_coefficient=0.3, router_aux_loss_coef=0.1 * (family == "mixture"), **loss)
     context = LossContext(make_policy(decoder), DRAFTER, SamplingLaw(temperature=0.7), config, microbatches=parts)
     context = replace(context, budget=BUDGET, samples=samples)
 
-    def run(params: Params, batch: TrainBatch) -> tuple[PyTree, Sums, jax.Array]:
+    def run(params: Params, batch: TrainBatch) -> tuple[Params, Sums, jax.Array]:
         gradients, sums = accumulate(context, params, batch)
-        return gradients.policy, sums, log_probs_of(context, params.policy, batch, mesh)
+        return gradients, sums, log_probs_of(context, params.policy, batch, mesh)
 
     args = params_of(decoder, mesh), jax.device_put(shared_batch(routes), NamedSharding(mesh, P(BATCH_AXES)))
     with jax.set_mesh(mesh):
         return jax.jit(run).lower(*args), args
 
 
-def results(*args: Any, **loss: Any) -> tuple[PyTree, Sums, jax.Array]:
+def results(*args: Any, **loss: Any) -> tuple[Params, Sums, jax.Array]:
     program, given = lowered(*args, **loss)
     return program.compile()(*given)
 
 
+@pytest.fixture(scope="module")
+def separate() -> tuple[Params, Sums, jax.Array]:
+    """Return the results of separate rows."""
+    return results("Qwen3", 1)
+
+
 def assert_equal(found: tuple, expected: tuple) -> None:
-    assert relative_gap(found[0], expected[0]) < 1e-5
+    assert relative_gap(found[0].policy, expected[0].policy) < 1e-5
+    if jax.tree.leaves(expected[0].draft):
+        assert relative_gap(found[0].draft, expected[0].draft) < 1e-5
     chex.assert_trees_all_close(found[1:], expected[1:], rtol=1e-5, atol=1e-5)
 
 
@@ -94,6 +122,7 @@ def assert_equal(found: tuple, expected: tuple) -> None:
     [
         ("Qwen3", {"aggregate": "sequence"}),
         ("Qwen2", {"aggregate": "budget"}),
+        ("Llama", {"ratio": "sequence", "aggregate": "sequence"}),
         ("Mistral", {"ratio": "sequence"}),
         ("mixture", {}),
         ("mixture", {"routing": "replay"}),
@@ -104,11 +133,13 @@ def test_gradients_sums_and_log_probs_are_those_of_separate_rows(family: str, lo
 
 
 @pytest.mark.parametrize("samples, parts, shape", [(2, 4, (1, 1, 1)), (4, 2, (2, 1, 1)), (2, 1, (2, 2, 2))])
-def test_neither_parts_of_a_group_nor_the_mesh_change_them(samples: int, parts: int, shape: tuple[int, ...]) -> None:
+def test_neither_parts_of_a_group_nor_the_mesh_change_them(
+    samples: int, parts: int, shape: tuple[int, ...], separate: Any
+) -> None:
     """Rows stay on their shard: over data alone the program only sums."""
     program, args = lowered("Qwen3", samples, parts, mesh_of(*shape))
     compiled = program.compile()
-    assert_equal(compiled(*args), results("Qwen3", 1))
+    assert_equal(compiled(*args), separate)
     if shape == (2, 1, 1):
         lines = [line for lines in Program(compiled.as_text() or "").computations.values() for line in lines]
         assert {line.opcode.removesuffix("-start") for line in collectives(lines)} == {"all-reduce"}
@@ -129,6 +160,13 @@ def prompt_of_one(shared: SharedPrompts, packed: jax.Array) -> jax.Array:
     return put(rows, shared.completions(packed), shared.starts)
 
 
+def first_sample(shared: SharedPrompts, packed: jax.Array) -> jax.Array:
+    """Unpack, but give each sample the features of the first. Other arrays are unpacked right."""
+    rows = UNPACK(shared, packed)
+    wide = packed.ndim == 3 and packed.shape[-1] == DECODER.hidden_size * len(DECODER.feature_layers)
+    return jnp.repeat(rows[:: shared.samples], shared.samples, axis=0) if wide else rows
+
+
 def from_zero(shared: SharedPrompts) -> jax.Array:
     """Number the tokens of each completion from 0, not from the end of its prompt."""
     row = jnp.concatenate([jnp.arange(shared.prompt), jnp.tile(jnp.arange(shared.budget), shared.samples)])
@@ -146,15 +184,16 @@ def one_late(completion: jax.Array, budget: int, samples: int) -> SharedPrompts:
     [
         ("specjax.kernels.plain.attend_packed", other_sample),
         ("specjax.shared_prompts.SharedPrompts.unpack", prompt_of_one),
+        ("specjax.shared_prompts.SharedPrompts.unpack", first_sample),
         ("specjax.shared_prompts.SharedPrompts.positions", property(from_zero)),
         ("specjax.train.loss_context.shared_prompts", one_late),
     ],
-    ids=["sees another sample", "prompt's gradient once", "positions from 0", "border"],
+    ids=["sees another sample", "prompt's gradient once", "features", "positions from 0", "border"],
 )
-def test_a_planted_fault_is_found(place: str, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = results("Qwen3", 1)
+def test_a_planted_fault_is_found(place: str, fault: Any, separate: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(place, fault)
-    assert relative_gap(results("Qwen3", GROUP)[0], expected[0]) > 1e-3
+    found, network = results("Qwen3", GROUP)[0], "draft" if fault is first_sample else "policy"
+    assert relative_gap(getattr(found, network), getattr(separate[0], network)) > 1e-3
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -211,6 +250,33 @@ def test_parts_take_whole_units_of_rows() -> None:
                                           [*range(8, 12), *range(20, 24)]])  # fmt: skip
     np.testing.assert_array_equal(join(parts, 4), rows)
     np.testing.assert_array_equal(split(rows, 3)[1], np.arange(1, 24, 3))
+
+
+@pytest.mark.parametrize(
+    "changes, rows, samples",
+    [
+        ({}, 16, 4),
+        ({}, 6, 2),
+        ({}, 3, 1),
+        ({"ladder": (8,)}, 16, 1),
+        ({"updates": UpdateConfig(minibatches=2)}, 16, 2),
+        ({"updates": UpdateConfig(minibatches=3)}, 15, 1),
+    ],
+)
+def test_samples_share_where_they_are_neighbours(changes: dict[str, Any], rows: int, samples: int) -> None:
+    """rows: of a microbatch, four samples a prompt. A minibatch takes every n-th row, and a ladder sorts them."""
+    config, policy = replace(CONFIG, **changes), networks()[0]
+    assert config.sharing(policy, rows, PROMPT) == samples
+    assert config.sharing(replace(policy, packs=False), rows, PROMPT) == 1
+    groups = jnp.repeat(jnp.arange(60), GROUP)
+    for part in split(groups, config.updates.minibatches):
+        units = part.reshape(-1, samples)
+        assert jnp.all(units == units[:, :1])
+
+
+def test_a_step_shares_prompts() -> None:
+    stages, batch = Stages(*networks(), count_fives, CONFIG, ONE), ragged_batch(8, 6 + BUDGET_OF_STEPS, samples=GROUP)
+    assert stages.loss_context(batch).samples == GROUP
 
 
 def test_prompts_are_shared_where_that_saves_tokens() -> None:
