@@ -21,6 +21,7 @@ from launch.data.extraction import problems
 from launch.timing import describe_interval, format_interval, format_provenance, one_turn
 
 LIMIT_S = 1800.0
+TRL_STEPS = Path(__file__).with_name("trl_steps.py")
 
 
 def ours(model: Path, steps: int, cache: Path) -> Start:
@@ -44,11 +45,17 @@ def trl(python: Path, model: Path, steps: int, out: str) -> dict[str, Any]:
         "steps": steps,
         "out": out,
     }
-    command = [str(python), str(Path(__file__).with_name("trl_steps.py")), json.dumps(options)]
+    command = [str(python), str(TRL_STEPS), json.dumps(options)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=out, check=False)
     if done.returncode:
         raise RuntimeError(f"TRL ended with {done.returncode}: {done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def versions(python: Path) -> str:
+    """Return the versions of trl, torch and transformers in an environment."""
+    code = "import trl, torch, transformers as hf; print(trl.__version__, torch.__version__, hf.__version__)"
+    return subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def main() -> None:
@@ -62,9 +69,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     args = parser.parse_args()
     print(format_provenance("benchmarks.beside_trl"))
-    versions = "import trl, torch, transformers as hf; print(trl.__version__, torch.__version__, hf.__version__)"
-    found = subprocess.run([str(args.trl_python), "-c", versions], capture_output=True, text=True, check=True)
-    print(f"trl, torch, transformers  {found.stdout.strip()}")
+    print(f"trl, torch, transformers  {versions(args.trl_python)}")
     ratios = list[float]()
     with tempfile.TemporaryDirectory() as out:
         runs = {

@@ -47,7 +47,7 @@ class Bigram(Drafter):
 
     def loss(self, params, tokens, output, mask, law, anchors=None) -> DraftLoss:
         policy = laws(params.policy, output, law)
-        log_p = policy.of(policy.source[:, :-1])
+        log_p = policy.log_probs(policy.source[:, :-1])
         log_q = full_log_probs(params.draft["table"][tokens[:, :-1]], law)
         counts = mask[:, 1:].astype(jnp.float32)
         overlap = jax.lax.stop_gradient(acceptance(log_p, log_q) * counts)

@@ -69,35 +69,35 @@ def teacher_forced(
 
 def without_logits(policy: Policy, output: PolicyOutput, logit_chunk: int | None) -> PolicyOutput:
     """Return the output without its logits, which XLA then does not compute. logit_chunk: as in `TrainConfig`."""
-    left_out = Unembedding(policy.unembed, policy.vocab_size, logit_chunk)
-    return replace(output, logits=output.logits[:, :0], unembedding=left_out)
+    placeholder = Unembedding(policy.unembed, policy.vocab_size, logit_chunk)
+    return replace(output, logits=output.logits[:, :0], unembedding=placeholder)
 
 
 class Laws(NamedTuple):
     """A policy's laws over whole rows, under temperature alone, each computed where it is read.
 
     Attributes:
-        source:   [B, T, ..], hidden states, or the logits of a forward that kept them.
-        of:       Source at any positions, [.., D] -> log-probs [.., V].
-        left_out: Placeholder for the logits; None if the source is logits.
+        source:      [B, T, ..], hidden states, or the logits of a forward that kept them.
+        log_probs:   Source at any positions, [.., D] -> log-probs [.., V].
+        unembedding: Placeholder for the logits; None if the source is logits, or log-probs.
     """
 
     source: Float[Array, "B T D"]
-    of: Callable[[Array], Array]
-    left_out: Unembedding | None
+    log_probs: Callable[[Array], Array]
+    unembedding: Unembedding | None
 
     def chunk(self, rows: int, width: int) -> int:
-        """Return the positions of each row to apply `of` to at a time if `width` are read; 0: all."""
-        if self.left_out is None:
+        """Return the positions of each row to apply `log_probs` to at a time if `width` are read; 0: all."""
+        if self.unembedding is None:
             return 0
-        return positions_at_a_time(self.left_out.vocab_size, rows, width, self.left_out.logit_chunk)
+        return positions_at_a_time(self.unembedding.vocab_size, rows, width, self.unembedding.logit_chunk)
 
     def for_reads(self, count: int) -> "Laws":
         """Return the same laws, all computed now if each row is read `count` times and that is more work, and fits."""
         rows, width, _ = self.source.shape
         if count < width or self.chunk(rows, width):
             return self
-        return Laws(self.of(self.source), lambda log_p: log_p, None)
+        return Laws(self.log_probs(self.source), lambda log_p: log_p, None)
 
     def by_position(self, function: Callable[..., Any], *arrays: Array) -> Any:
         """Return `function(*arrays)`, computed for some positions of every row at a time (specjax.chunks).
@@ -130,7 +130,7 @@ def token_log_probs(
     policy = laws(params, output, law)
 
     def read(source: Array, tokens: Array) -> tuple[Array, Array]:
-        log_probs = policy.of(source)
+        log_probs = policy.log_probs(source)
         constant = jax.lax.stop_gradient(log_probs)
         return pick(log_probs, tokens), -jnp.sum(jnp.exp(constant) * constant, axis=-1)
 

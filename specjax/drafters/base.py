@@ -182,7 +182,7 @@ class Drafter(Protocol):
 
 
 def everywhere(tokens: Int[Array, "B T"]) -> Anchors:
-    """Return all tokens of each row from the third on, from which a draft that reads features predicts."""
+    """Return as anchors all tokens of each row from the third on, which a draft on features can predict."""
     place = jnp.broadcast_to(jnp.arange(2, tokens.shape[1])[None], (len(tokens), tokens.shape[1] - 2))
     return Anchors(place, jnp.ones(place.shape, jnp.float32))
 

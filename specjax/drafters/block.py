@@ -168,7 +168,7 @@ class BlockDrafter(FeatureDrafter):
             logits, before = head.unembed(params, states), tokens_at(tokens, drafted - 1)
             if head.follow is not None:
                 logits += head.follow(params, before)
-            log_p = self._of_draft(policy.of(tokens_at(policy.source, drafted - 1)))
+            log_p = self._of_draft(policy.log_probs(tokens_at(policy.source, drafted - 1)))
             log_q = full_log_probs(logits, law)
             counts = jnp.cumprod(tokens_at(mask, drafted).astype(jnp.float32).reshape(rows, count, -1), axis=-1)
             lost, overlap = divergence(self.objective, log_p, log_q), acceptance(log_p, log_q)

@@ -243,7 +243,7 @@ class HeadDrafter(FeatureDrafter):
         ids = slice(None) if self.target_ids is None else self.target_ids
 
         def compare(target: Array, read: Array) -> tuple[Array, Array]:
-            log_p, log_q = policy.of(target)[..., ids], full_log_probs(self.head.unembed(params, read), law)
+            log_p, log_q = policy.log_probs(target)[..., ids], full_log_probs(self.head.unembed(params, read), law)
             return divergence(self.objective, log_p, log_q), acceptance(log_p, log_q)
 
         hidden = self.head.fuse(params, self.features(output)[:, :length])

@@ -114,7 +114,7 @@ class ModelDrafter(Drafter):
         draft = laws(params.draft, teacher_forced(self.model, params.draft, tokens), law)
 
         def compare(target: Array, read: Array) -> tuple[Array, Array]:
-            log_p, log_q = policy.of(target), draft.of(read)
+            log_p, log_q = policy.log_probs(target), draft.log_probs(read)
             return divergence(self.objective, log_p, log_q), acceptance(log_p, log_q)
 
         sources = (tokens_at(x.source, chosen.place - 1) for x in (policy, draft))

@@ -80,5 +80,7 @@ class NGramDrafter(Drafter):
             return match.tokens[:, 0], mask[:, t + 1] & (match.known > 0)
 
         found, counts = (x.T for x in jax.lax.map(proposed, index[:-1]))
-        log_p = policy.by_position(lambda source, found: pick(policy.of(source), found), policy.source[:, :-1], found)
+        log_p = policy.by_position(
+            lambda source, found: pick(policy.log_probs(source), found), policy.source[:, :-1], found
+        )
         return DraftLoss(jnp.float32(0), jnp.pad(jnp.where(counts, jnp.exp(log_p), 0.0), ((0, 0), (1, 0))))
