@@ -197,7 +197,7 @@ class DraftSwitches:
 
     def __call__(self, step: DispatchedStep) -> None:
         # A custom rollout function may not report its draft lengths.
-        if step.drafting is None or step.rollout.draft_length is None:
+        if step.drafting is None or step.rollout.draft_length is None or not any(self._lengths):
             return
         # All shards run at the same draft lengths.
         lengths_by_shard, drafting = processes.fetch((step.rollout.draft_length, step.drafting))

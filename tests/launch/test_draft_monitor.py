@@ -100,6 +100,15 @@ def test_row_50_drafting_that_stays_off_from_the_start_is_said_once_acceptance_i
     assert line.startswith("step 2: drafting stays off. Expected acceptance at position 1 0.10;")
 
 
+def test_a_run_that_never_drafts_has_nothing_to_say_about_it() -> None:
+    said: list[str] = []
+    switches = DraftSwitches(PHASES, (0,), lambda step, line: said.append(line), lambda s: "outlook")
+    nothing = replace(drafting(0), acceptance=Acceptance(jnp.zeros(0), jnp.zeros(0), jnp.float32(0)))
+    for step in (1, 2, 30):
+        switch(switches, step, [0, 0], nothing, time__step=1.5)
+    assert not said
+
+
 def test_without_measured_costs_their_absence_is_the_reason() -> None:
     said: list[str] = []
     switches = DraftSwitches(PHASES, (0, 2), lambda step, line: said.append(line), lambda s: "outlook")
