@@ -2,7 +2,7 @@
 
     python -m benchmarks.beside_trl --trl-python ENV/bin/python --model build/real/model
 
-ENV is an environment of its own: `pip install torch==2.13.0 trl`. The task is that of `make real`, without a draft.
+ENV is an environment of its own: `pip install trl torch torchvision`. The task is that of `make real`, without a draft.
 TRL trains in bfloat16 autocast. Every turn is a process; its first step, which compiles or warms up, is left out.
 """
 
@@ -45,7 +45,8 @@ def trl(python: Path, model: Path, steps: int, out: str) -> dict[str, Any]:
         "steps": steps,
         "out": out,
     }
-    command = [str(python), str(TRL_STEPS), json.dumps(options)]
+    # Without -P, modules of this directory would stand before packages of the same names.
+    command = [str(python), "-P", str(TRL_STEPS), json.dumps(options)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, cwd=out, check=False)
     if done.returncode:
         raise RuntimeError(f"TRL ended with {done.returncode}: {done.stderr[-2000:]}")
@@ -86,7 +87,7 @@ def main() -> None:
                 print(f"turn {number + 1}  {name:<8} {shown} s a step; peak {peak:.1f} GiB", flush=True)
             tokens = statistics.mean(theirs["lengths"])
             print(f"turn {number + 1}  TRL over specjax {ratios[-1]:.2f}; TRL's completions have {tokens:.0f} tokens")
-    print(f"TRL's median step over ours: {format_interval(ratios)}, {describe_interval(len(ratios))}")
+    print(f"TRL's median step over ours: {format_interval(ratios)}{describe_interval(len(ratios))}")
 
 
 if __name__ == "__main__":

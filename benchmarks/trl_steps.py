@@ -14,9 +14,9 @@ from typing import Any
 
 def main(options: dict[str, Any]) -> None:
     """Train on the prompts in their order, without a reference policy, in bfloat16 autocast."""
-    from datasets import Dataset
+    from datasets import Dataset  # pyright: ignore[reportMissingImports]
     from transformers import AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOConfig, GRPOTrainer  # pyright: ignore[reportMissingImports]
 
     seconds, lengths = list[float](), list[float]()
 
