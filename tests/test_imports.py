@@ -58,7 +58,7 @@ ROOMS = {
         ("train",),
     ),
     "benchmarks": (
-        ("networks", "plotting", "smollm2"),
+        ("networks", "plotting", "smollm2", "start"),
         ("bench", "simulation"),
         ("algorithms", "cost_model", "draft_runs"),
         ("draft_plots",),

@@ -25,7 +25,7 @@ class ExpertCounts(NamedTuple):
     replicas: float = 1.0
     independence: float = 1.0
 
-    def touched(self, rows: Amount, queries: float) -> Amount:
+    def touched(self, rows: Amount, queries: int | float) -> Amount:
         """Return how many experts of a layer some token needs, in expectation.
 
         Tokens choose independently: E (1 - (1 - A / E)^n) of E experts for n tokens. A verification of several tokens
@@ -75,7 +75,7 @@ class Forward:
         self,
         rows: Amount,
         positions: Amount,
-        queries: float = 1,
+        queries: int | float = 1,
         outputs: Amount | None = None,
         attention_factor: float = 1.0,
     ) -> dict[str, Amount]:
