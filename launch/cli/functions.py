@@ -21,6 +21,9 @@ def load_function(option: str, name: str, builtin: Iterable[str] = ()) -> Callab
     Raises ConfigError if the import fails or the module has no such function.
     """
     module, _, function_name = name.partition(":")
+    if module.endswith(".py"):
+        meant = f"{module.removesuffix('.py').replace('/', '.')}:{function_name or 'NAME'}"
+        raise ConfigError(f"{option} = {name}: must name a module, not its file: {meant}")
     with refusing_errors(option, name, f"be {', '.join([*builtin, 'package.module:name'])}"):
         found = importlib.import_module(module)
         try:

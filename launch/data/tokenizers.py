@@ -165,6 +165,9 @@ class HuggingFaceTokenizer:
         self.stop_tokens: tuple[int, ...] = listed_stop_tokens(self._tokenizer, local)
         self.stop_strings = listed_stop_strings(local / "generation_config.json")
 
+    def __repr__(self) -> str:
+        return f"HuggingFaceTokenizer({str(self._directory)!r}, vocab_size={self.vocab_size})"
+
     @property
     def template(self) -> str | None:
         """The chat template that prompts are rendered with; None without one."""

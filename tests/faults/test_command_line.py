@@ -83,6 +83,10 @@ def test_a_function_that_is_missing_names_the_closest(
     )
     with refuses(f"reward.scorer = own_animals:{name}: {missing}", ConfigError):
         load_function("reward.scorer", f"own_animals:{name}", ["exact"])
+    with refuses(
+        "reward.scorer = own/animals.py:animal: must name a module, not its file: own.animals:animal", ConfigError
+    ):
+        load_function("reward.scorer", "own/animals.py:animal")
 
 
 RATES = "--policy-optimizer.learning-rate, --draft-optimizer.learning-rate or --warmup.optimizer.learning-rate?"

@@ -62,6 +62,7 @@ def test_the_instruction_wraps_the_prompt(directory: Path):
     tokenizer = HuggingFaceTokenizer(directory, instruction="{prompt} box it {{}}")
     assert words(tokenizer.chat("hello")) == "<user> hello box it ? <bot>"
     assert words(tokenizer.chat("{world}")) == "<user> ? box it ? <bot>"
+    assert repr(tokenizer) == f"HuggingFaceTokenizer({str(directory)!r}, vocab_size={tokenizer.vocab_size})"
 
 
 def test_without_a_template_the_prompt_gets_the_tokenizers_own_special_tokens(directory: Path):
