@@ -144,15 +144,27 @@ def attend_rows(
     """
     rows, count = q.shape[:2]
     index = jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32)[None], (rows, count)) if at is None else at
+    return _attend_from(q, index, k, v, jnp.arange(k.shape[1], dtype=jnp.int32)[None], own, window)
+
+
+def _attend_from(
+    q: Float[Array, "B N heads H"],
+    index: Int[Array, "B N"],
+    k: Float[Array, "B T G H"],
+    v: Float[Array, "B T G H"],
+    place: Int[Array, "#B T"],
+    own: tuple[Float[Array, "B N D G H"], Float[Array, "B N D G H"]] | None = None,
+    window: int | None = None,
+) -> Float[Array, "B N heads H"]:
+    """Attend from queries at `index` to the keys at the places up to it. See `attend_rows`."""
     dtype = v.dtype
     # Widened here, so that the gradients of all chunks add up in float32.
     k, v = (jnp.swapaxes(x, 1, 2).astype(widened(dtype)) for x in (k, v))
-    place = jnp.arange(k.shape[2], dtype=jnp.int32)[None, None]
 
     def attend_chunk(q: Array, index: Array, *own: Array) -> Array:
-        mask = place <= index[..., None]
+        mask = place[:, None] <= index[..., None]
         if window is not None:
-            mask &= place > index[..., None] - window
+            mask &= place[:, None] > index[..., None] - window
         cache = LayerCache(k.astype(dtype), v.astype(dtype))
         return grouped_attention(q, cache, mask, product, product, own or None)
 
@@ -170,10 +182,18 @@ def attend_packed(
 
     Keys of a prompt are copied for each of its samples, its queries are not.
     """
-    prompt = shared.prompt
+    prompt, at = shared.prompt, shared.completions(shared.positions)
     y = attend_rows(q[:, :prompt], k[:, :prompt], v[:, :prompt], window=window)
-    queries, at = shared.completions(q), shared.completions(shared.positions)
-    completions = attend_rows(queries, shared.unpack(k), shared.unpack(v), window=window, at=at)
+    place = jnp.arange(prompt, dtype=jnp.int32)[None]
+    # What stands after the end of a prompt is at a place that no query reaches.
+    place = jnp.where(place < shared.starts[:, None], place, jnp.iinfo(jnp.int32).max)
+    keys, values = (
+        jnp.concatenate([jnp.repeat(x[:, :prompt], shared.samples, axis=0), shared.completions(x)], axis=1)
+        for x in (k, v)
+    )
+    completions = _attend_from(
+        shared.completions(q), at, keys, values, jnp.concatenate([place, at], axis=1), window=window
+    )
     return jnp.concatenate([y, completions.reshape(len(y), -1, *y.shape[2:])], axis=1)
 
 
