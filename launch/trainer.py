@@ -92,7 +92,7 @@ class TrainedRun:
         _check_number("samples", samples, 1, MOST_SAMPLES)
         _check_number("seed", self._calls if seed is None else seed, 0, MOST)
         given = prompt
-        if not isinstance(prompt, str):
+        if isinstance(prompt, list | tuple):
             given = [dict(message) if isinstance(message, Mapping) else message for message in prompt]
         asked = read_prompt({"prompt": given}, "prompt", "generate")
         # Training steps are not negative, and evaluation uses -1.

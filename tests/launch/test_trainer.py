@@ -220,3 +220,11 @@ def test_a_run_without_a_draft_is_not_compared() -> None:
     experiment = Experiment(config, nothing, nothing, nothing, nothing, nothing)
     with refuses("speedup.steps = 5: ...without a draft", ConfigError):
         TrainedRun(Path("x"), experiment, nothing, None).compare()
+
+
+@pytest.mark.parametrize("prompt", [None, {"content": "x"}, object(), [], ""])
+def test_what_is_no_prompt_is_refused_before_anything_is_sampled(prompt: object) -> None:
+    nothing: Any = None
+    run: Any = TrainedRun(Path("x"), nothing, nothing, None)
+    with refuses("generate: field 'prompt' must ", ConfigError):
+        run.generate(prompt)
