@@ -42,17 +42,15 @@ class Bigram(Drafter):
             log_q.append(process_logits(params.draft["table"][last], law))
             last = sample(log_q[-1], gumbel[:, i])
             tokens.append(last)
-        length = jnp.full_like(state, len(tokens))
-        return Proposal(jnp.stack(tokens, axis=1), jnp.stack(log_q, axis=1), length), state
+        return Proposal(jnp.stack(tokens, 1), jnp.stack(log_q, 1), jnp.full_like(state, len(tokens))), state
 
     def loss(self, params, tokens, output, mask, law, anchors=None) -> DraftLoss:
-        policy = laws(params.policy, output, law)
-        log_p = policy.log_probs(policy.source[:, :-1])
+        log_p = (policy := laws(params.policy, output, law)).log_probs(policy.source[:, :-1])
         log_q = full_log_probs(params.draft["table"][tokens[:, :-1]], law)
         counts = mask[:, 1:].astype(jnp.float32)
         overlap = jax.lax.stop_gradient(acceptance(log_p, log_q) * counts)
-        lost = jnp.sum(divergence("cross_entropy", log_p, log_q) * counts)
-        return DraftLoss(lost, jnp.pad(overlap, ((0, 0), (1, 0))))
+        losses = divergence("cross_entropy", log_p, log_q) * counts
+        return DraftLoss(jnp.sum(losses), jnp.pad(overlap, ((0, 0), (1, 0))))
 
 
 def build(context: DraftContext) -> Draft:

@@ -58,7 +58,9 @@ def teacher_forced(
     if shared is not None:
         tokens, options = jax.tree.map(shared.pack, (tokens, options))
         options["shared"] = shared
-    output = policy.apply(params, tokens, jnp.zeros(len(tokens), jnp.int32), **options)
+    start = jnp.zeros(len(tokens), jnp.int32)
+    # Of one token, so that little is traced that nobody reads.
+    output = policy.apply(params, tokens, start, logits_at=start, **options)
     output = without_logits(policy, output, logit_chunk)
     if shared is None:
         return output

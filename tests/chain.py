@@ -20,7 +20,8 @@ def chain(vocab: int) -> Policy:
     ) -> PolicyOutput:
         none = jnp.zeros((*tokens.shape, 0))
         read = tokens if logits_at is None else jnp.take_along_axis(tokens, logits_at[:, None], axis=1)
-        return PolicyOutput(params[read], none, none, cache)
+        # The hidden states are the logits.
+        return PolicyOutput(params[read], none, params[tokens], cache)
 
     return Policy(
         apply=apply,

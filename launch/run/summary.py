@@ -41,19 +41,19 @@ def summarize(experiment: Experiment, continuing: bool) -> list[str]:
         "devices: " + "; ".join(f"{_devices(mesh)} {verb}" for verb, mesh in meshes.items()),
         f"step: {data.prompts} prompts x {rollout.group_size} samples = {experiment.sequences} sequences of up to "
         f"{experiment.prompt_width} + {rollout.max_new_tokens} tokens; {config.steps} step{'s' * (config.steps != 1)}; "
-        f"learning rate {config.policy_optimizer.learning_rate:g}" + " of the adapters" * config.lora.enabled,
-        *_describe_sharing(experiment),
+        f"learning rate {config.policy_optimizer.learning_rate:g}{' of the adapters' * config.lora.enabled}"
+        f"{_describe_sharing(experiment)}",
         describe_memory(experiment),
     ]
 
 
-def _describe_sharing(experiment: Experiment) -> list[str]:
-    """Return a line on how many samples of a group share their prompt in the update, if any do."""
+def _describe_sharing(experiment: Experiment) -> str:
+    """Return how many samples of a group share their prompt in the update, if any do."""
     config, shards = experiment.config, batch_shards(experiment.mesh)
     parts = shards * config.updates.minibatches * config.microbatches
     rows = config.trained_groups(config.data.prompts) * config.rollout.group_size // parts
     samples = config.sharing(experiment.networks.policy, rows, experiment.prompt_width)
-    return [f"update: computes a prompt once for {samples} of its samples"] * (samples > 1)
+    return f"; the update computes a prompt once for {samples} samples" if samples > 1 else ""
 
 
 def _describe_policy(experiment: Experiment) -> str:

@@ -20,7 +20,7 @@ from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import Eagle3Config
 from models.files import errors_name, optional
 from models.hf.config import config_to_hf, read_hf_config
-from models.hf.load import INDEX, SINGLE, has_own_head, load_policy
+from models.hf.load import has_own_head, load_policy
 from models.params import Init, abstract_params, init_params, replicate
 from specjax.checkpoint_integrity import check_finite
 from specjax.types import Policy, PyTree
@@ -101,8 +101,6 @@ def build_decoder(
     path = checkpoint_directory(f"{section}.path", model.path)
     if not (path / "config.json").is_file():
         raise ConfigError(f"{section}.path = {path}: must hold a config.json")
-    if key is not None and not any((path / name).exists() for name in (SINGLE, INDEX)):
-        raise ConfigError(f"{section}.path = {path}: must hold {SINGLE} or {INDEX}")
     owner, decoder = f"{section}.path = {path}", read_hf_config(path, ())
     if features is not None:
         with errors_name(path / "config.json"):

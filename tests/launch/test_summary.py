@@ -30,12 +30,15 @@ def test_row_55_six_lines_say_what_the_run_is(experiment: Experiment):
     assert data == "data: 20 prompts to train on, 4 held out"
     assert draft.startswith("draft: EAGLE-3 head, 856 parameters, untrained; every round drafts 2 tokens, most in")
     assert devices == "devices: 1 x cpu trains"
-    assert step == "step: 2 prompts x 2 samples = 4 sequences of up to 10 + 7 tokens; 1 step; learning rate 1e-06"
+    assert (
+        step == "step: 2 prompts x 2 samples = 4 sequences of up to 10 + 7 tokens; 1 step; learning rate 1e-06; "
+        "the update computes a prompt once for 2 samples"
+    )
     assert memory.startswith("memory: about 2.5 GiB of this machine's ") and "WARNING" not in memory
 
 
 def test_row_105_a_machine_without_the_memory_of_a_run_is_warned_of(monkeypatch: pytest.MonkeyPatch):
-    """SmolLM2-135M: 10.4 GB were measured, of which parameters, moments and gradient are 2.4."""
+    """SmolLM2-135M: parameters, moments and gradient are 2.4 GB."""
     sizes = dict(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_layers=30)
     shape = DecoderConfig(**sizes, num_heads=9, num_kv_heads=3, head_dim=64)
     config = override(SMALLEST, {"model.architecture": shape, "model.dtype": "bfloat16", "draft.kind": "dspark"})
@@ -46,7 +49,7 @@ def test_row_105_a_machine_without_the_memory_of_a_run_is_warned_of(monkeypatch:
         monkeypatch.setattr(memory_outlook, "host_memory", lambda present=present: present)
         line = describe_memory(whole)
         assert line.startswith(
-            f"memory: about 10.0 GiB of this machine's {present / 2**30:.1f} GiB (2.5 for the process"
+            f"memory: about 8.9 GiB of this machine's {present / 2**30:.1f} GiB (2.5 for the process"
         )
         assert ("WARNING: the system may kill the process" in line) is warns
     unsaved = replace(whole, config=override(whole.config, {"checkpoint.every": 0}))

@@ -93,9 +93,12 @@ def policy_gradient(networks: BenchNetworks, preset: Preset, remat: Remat, conte
     rows = _microbatch_rows(preset, context)
     microbatches = max(1, preset.trained // (rows * context))
     policy, params = make_policy(networks.decoder, remat), replace(networks.trained, draft={})
-    batch = _batch(networks, rows * microbatches, context)
+    batch = _batch(networks, rows * microbatches, context, 1)
     losses = LossContext(
-        policy, networks.drafter, SamplingLaw(), microbatches=microbatches, logit_chunk=min(LOGIT_CHUNK, context)
+        *(policy, networks.drafter, SamplingLaw()),
+        microbatches=microbatches,
+        budget=context - 1,
+        logit_chunk=min(LOGIT_CHUNK, context),
     )
 
     def run(params: Params, batch: TrainBatch) -> PyTree:
@@ -109,7 +112,9 @@ def head_gradient(networks: BenchNetworks, preset: Preset, anchors: int, context
     """Return the gradient of the draft's loss over one microbatch. Random values stand in for the policy's output."""
     assert isinstance(networks.drafter, HeadDrafter)
     rows, decoder, chunk = _microbatch_rows(preset, context), networks.decoder, min(LOGIT_CHUNK, context)
-    losses = LossContext(networks.policy, networks.drafter, SamplingLaw(), logit_chunk=chunk, anchors=anchors)
+    losses = LossContext(
+        networks.policy, networks.drafter, SamplingLaw(), logit_chunk=chunk, anchors=anchors, budget=context - 2
+    )
     keys, dtype = jax.random.split(jax.random.key(0)), networks.policy.dtype
     width = len(decoder.feature_layers) * decoder.hidden_size
     output = PolicyOutput(
@@ -125,7 +130,7 @@ def head_gradient(networks: BenchNetworks, preset: Preset, anchors: int, context
         return draft_gradient(losses, params, tokens, batch, output, losses.anchors_of(batch))[0]
 
     flops = draft_flops(decoder, networks.trained, rows, context, networks.drafter.unroll, anchors)
-    return Gradient(run, (networks.trained, _batch(networks, rows, context), output), flops)
+    return Gradient(run, (networks.trained, _batch(networks, rows, context, 2), output), flops)
 
 
 def _measure(
@@ -167,10 +172,10 @@ def _microbatch_rows(preset: Preset, context: int) -> int:
     return max(1, preset.trained // MICROBATCHES // context)
 
 
-def _batch(networks: BenchNetworks, rows: int, context: int) -> TrainBatch:
-    """Return rows of random tokens. All but the first are completion tokens."""
+def _batch(networks: BenchNetworks, rows: int, context: int, prompt: int) -> TrainBatch:
+    """Return rows of random tokens. All but the first `prompt` are completion tokens."""
     tokens = random_prompts(networks, rows, context).tokens
-    completion = jnp.broadcast_to(jnp.arange(context)[None] > 0, tokens.shape)
+    completion = jnp.broadcast_to(jnp.arange(context)[None] >= prompt, tokens.shape)
     advantage = jax.random.normal(jax.random.key(1), tokens.shape)
     batch = TrainBatch(tokens, completion, reward=advantage[:, 0], counted=jnp.ones(rows, bool), advantage=advantage)
     return with_keys(batch, seed_step(0, 0), 0)
