@@ -45,7 +45,8 @@ class Bigram(Drafter):
         return Proposal(jnp.stack(tokens, 1), jnp.stack(log_q, 1), jnp.full_like(state, len(tokens))), state
 
     def loss(self, params, tokens, output, mask, law, anchors=None) -> DraftLoss:
-        log_p = (policy := laws(params.policy, output, law)).log_probs(policy.source[:, :-1])
+        policy = laws(params.policy, output, law)
+        log_p = policy.log_probs(policy.source[:, :-1])
         log_q = full_log_probs(params.draft["table"][tokens[:, :-1]], law)
         counts = mask[:, 1:].astype(jnp.float32)
         overlap = jax.lax.stop_gradient(acceptance(log_p, log_q) * counts)
@@ -55,5 +56,4 @@ class Bigram(Drafter):
 
 def build(context: DraftContext) -> Draft:
     """Return the drafter and a table of zeros: before training, every token is equally likely."""
-    size = context.policy.vocab_size
-    return Draft(Bigram(), {"table": jnp.zeros((size, size))})
+    return Draft(Bigram(), {"table": jnp.zeros((context.policy.vocab_size,) * 2)})

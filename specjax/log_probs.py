@@ -59,7 +59,7 @@ def teacher_forced(
         tokens, options = jax.tree.map(shared.pack, (tokens, options))
         options["shared"] = shared
     start = jnp.zeros(len(tokens), jnp.int32)
-    # Of one token, so that little is traced that nobody reads.
+    # Logits of one token only: none are read here, and what is traced is counted.
     output = policy.apply(params, tokens, start, logits_at=start, **options)
     output = without_logits(policy, output, logit_chunk)
     if shared is None:
@@ -95,7 +95,7 @@ class Laws(NamedTuple):
         return positions_at_a_time(self.unembedding.vocab_size, rows, width, self.unembedding.logit_chunk)
 
     def for_reads(self, count: int) -> "Laws":
-        """Return the same laws, all computed now if each row is read `count` times and that is more work, and fits."""
+        """Return the same laws, all of them computed now if that fits and is less work than `count` reads a row."""
         rows, width, _ = self.source.shape
         if count < width or self.chunk(rows, width):
             return self
@@ -124,7 +124,7 @@ def token_log_probs(
     law: SamplingLaw,
     at: Int[Array, "B N"] | None = None,
 ) -> tuple[Float[Array, "B N"], Float[Array, "B N"]]:
-    """Return log-probs of tokens and the entropies of the laws they were drawn from. No gradient flows through these.
+    """Return log-probs of tokens and the entropies of the laws they were drawn from, which have no gradient.
 
     at: indices of the tokens, 1 or above; at index 0, which no law predicts, the result means nothing. None: all from
         the second on, N = T - 1.
