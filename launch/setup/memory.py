@@ -165,10 +165,8 @@ def _update(experiment: Experiment, rows: Mapping[str, int]) -> list[MemoryPart]
     parts = batch_shards(mesh) * config.updates.minibatches * config.microbatches
     sequences = config.trained_groups(config.data.prompts) * config.rollout.group_size // parts
     item, budget = jnp.dtype(networks.policy.dtype).itemsize, config.rollout.max_new_tokens
-    positions, samples = (
-        min(config.logit_chunk or budget, budget),
-        config.sharing(networks.policy, sequences, width - budget),
-    )
+    positions = min(config.logit_chunk or budget, budget)
+    samples = config.sharing(networks.policy, sequences, width - budget)
     logits = item * sequences * positions * networks.policy.vocab_size // mesh.shape["tensor"]
     if config.logit_chunk is None:
         logits = min(logits, item * LOGIT_BYTES // 4)
