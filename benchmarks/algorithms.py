@@ -29,10 +29,10 @@ from configs import narrow
 from configs.algorithms import with_algorithm
 from configs.override import override
 from configs.schema import EvalConfig, LossOptions, RolloutOptions, RunConfig
-from launch.cli.long_phases import LongPhases
-from launch.cli.options import run_program, use_compile_cache
+from launch.cli.program import run_program, use_compile_cache
 from launch.data.batches import fixed_batches
 from launch.evaluation.sampler import Evaluate
+from launch.phases.long_phases import LongPhases
 from launch.rewards.reward_fn import make_reward
 from launch.run.supervised_warmup import warm_up
 from launch.setup.experiment import Experiment, build_experiment

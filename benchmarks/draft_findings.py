@@ -36,9 +36,9 @@ from benchmarks.draft_runs import (
 from benchmarks.plotting import load_pyplot
 from configs import narrow
 from configs.schema import DistillConfig, RunConfig
-from launch.cli.long_phases import LongPhases
-from launch.cli.options import run_program, use_compile_cache
+from launch.cli.program import run_program, use_compile_cache
 from launch.distillation.trainer import distill
+from launch.phases.long_phases import LongPhases
 from launch.run.supervised_warmup import warm_up
 from launch.setup.experiment import build_experiment
 from launch.timing import format_provenance, show_interval

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.bench.rollout_timer import RolloutTime, RolloutTimer
-from launch.cli.long_phases import LongPhases
 from launch.data.responses import Answers, answers_of
 from launch.distillation.acceptance import AcceptanceMeter
 from launch.distillation.trainer import distill
+from launch.phases.long_phases import LongPhases
 from launch.rewards.reward_fn import make_reward
 from launch.setup.experiment import Experiment
 from launch.timing import interleaved, interval

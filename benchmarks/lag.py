@@ -26,7 +26,7 @@ import numpy as np
 from benchmarks.algorithms import begin
 from configs import tiny
 from configs.schema import AsynchronousConfig, RunConfig
-from launch.cli.options import run_program, use_compile_cache
+from launch.cli.program import run_program, use_compile_cache
 from launch.evaluation.sampler import Evaluate
 from launch.rewards.reward_fn import make_reward
 from launch.setup.experiment import Experiment, build_experiment

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.networks import VOCAB, at_temperature, distilled, random_prompts, small
-from launch.cli.options import use_compile_cache
+from launch.cli.program import use_compile_cache
 from launch.costs.cost_table import CellTimer
 from launch.setup.networks import Networks
 from launch.timing import format_provenance, geometric_mean, interleaved, interval, show_interval, time_call

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from launch.cli.errors import ConfigError
+from launch.errors import ConfigError
 
 
 @contextmanager

@@ -10,10 +10,11 @@ from benchmarks.simulation.machine import Evidence
 from benchmarks.simulation.options import PROGRAM, SimulateArgs, given_ranges, sweep_points, with_run
 from benchmarks.simulation.report import as_json, coverage_lines, describe, lines_of_point, sweep_table
 from benchmarks.simulation.uncertainty import input_ranges
-from launch.cli.console import console
-from launch.cli.errors import as_config_error
-from launch.cli.options import parse, run_program
+from launch.cli.options import parse
 from launch.cli.paths import write_results
+from launch.cli.program import run_program
+from launch.console import console
+from launch.errors import as_config_error
 
 
 def main(argv: list[str]) -> int:

@@ -6,8 +6,8 @@ import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from launch.cli.errors import ConfigError
 from launch.data.hub import checkpoint_directory, with_commit
+from launch.errors import ConfigError
 from models.files import new_directory
 
 HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"

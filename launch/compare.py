@@ -7,18 +7,19 @@ same prompts with the same seeds. With --asynchronous.lag, a second table has st
 from contextlib import nullcontext
 from dataclasses import asdict, replace
 
-from launch.cli.console import wide_console as console
-from launch.cli.errors import ConfigError
-from launch.cli.hosts import join_hosts
-from launch.cli.long_phases import LongPhases, long_phases_beside
-from launch.cli.options import parse_run_and, run_program, use_compile_cache
+from launch.cli.options import parse_run_and
 from launch.cli.paths import write_results
+from launch.cli.program import run_program, use_compile_cache
 from launch.cli.recipe_options import COMPARE
-from launch.cli.signals import StopSignals
 from launch.comparison.asynchronous import compare_overlap, synchronous
 from launch.comparison.options import CompareArgs
 from launch.comparison.stage_times import VariantReport, time_variants
 from launch.comparison.variants import make_variants, round_costs
+from launch.console import wide_console as console
+from launch.errors import ConfigError
+from launch.jobs.hosts import join_hosts
+from launch.phases.long_phases import LongPhases, long_phases_beside
+from launch.phases.signals import StopSignals
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.draft_monitor import explain_choice
 from launch.run.networks import trained_networks

@@ -2,8 +2,9 @@
 
 import jax
 
-from launch.cli.errors import ConfigError
-from launch.cli.options import parse, run_program
+from launch.cli.options import parse
+from launch.cli.program import run_program
+from launch.errors import ConfigError
 from launch.setup.conversion import ConvertArgs, convert
 
 

@@ -9,14 +9,15 @@ Exit code 3 means that something is off.
 
 from pathlib import Path
 
-from launch.cli.console import wide_console as console
-from launch.cli.hosts import join_hosts
-from launch.cli.options import parse_run_and, run_program, use_compile_cache
+from launch.cli.options import parse_run_and
 from launch.cli.paths import CONFIG_FILE, check_policy_source, write_results
+from launch.cli.program import run_program, use_compile_cache
 from launch.cli.recipe_options import DIAGNOSE, SAME_AS_RUN, reads
+from launch.console import wide_console as console
 from launch.diagnosis.diagnose import diagnose, diagnostic_run
 from launch.diagnosis.options import DiagnoseArgs
 from launch.diagnosis.summary import CHANGEABLE, print_diagnosis, print_setting
+from launch.jobs.hosts import join_hosts
 from launch.run.networks import params_of, saved_step
 from launch.run.pin_references import with_commits
 from launch.run.records import as_recorded, check_same, differences, read_recorded

@@ -13,15 +13,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from configs.schema.networks import LookupConfig
-from launch.cli.console import wide_console as console
-from launch.cli.hosts import join_hosts
-from launch.cli.lock import exclusive, held_by_primary
-from launch.cli.long_phases import UNFINISHED, LongPhases, exclusive_files, options_text
-from launch.cli.options import parse_run_and, run_program, use_compile_cache
+from launch.cli.options import parse_run_and
 from launch.cli.paths import check_policy_source, new_output_directory
+from launch.cli.program import run_program, use_compile_cache
 from launch.cli.recipe_options import DISTILL
-from launch.cli.signals import StopSignals
+from launch.console import wide_console as console
 from launch.distillation.offline import DistillArgs, distill_offline
+from launch.jobs.hosts import join_hosts
+from launch.phases.lock import exclusive, held_by_primary
+from launch.phases.long_phases import UNFINISHED, LongPhases, exclusive_files, options_text
+from launch.phases.signals import StopSignals
 from launch.run.networks import restore_params, restore_policy
 from launch.run.pin_references import with_commits, with_step
 from launch.setup.experiment import Experiment, build_experiment

@@ -6,16 +6,17 @@ Completions are generated and scored as in training, by the same speculative rol
 
 from dataclasses import replace
 
-from launch.cli.console import wide_console as console
-from launch.cli.hosts import join_hosts
-from launch.cli.long_phases import long_phases_beside
-from launch.cli.options import parse_run_and, run_program, use_compile_cache
+from launch.cli.options import parse_run_and
 from launch.cli.paths import check_policy_source, write_results
+from launch.cli.program import run_program, use_compile_cache
 from launch.cli.recipe_options import EVALUATE
-from launch.cli.signals import StopSignals
+from launch.console import wide_console as console
 from launch.data.hub import with_commit
 from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.sets import evaluate_sets, load_sets
+from launch.jobs.hosts import join_hosts
+from launch.phases.long_phases import long_phases_beside
+from launch.phases.signals import StopSignals
 from launch.run.networks import params_of, without_idle_draft
 from launch.run.pin_references import with_commits, with_step
 from launch.setup.experiment import build_experiment

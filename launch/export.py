@@ -5,8 +5,9 @@ included under the weight names of its family, and adapters are merged into the 
 draft, `--part adapters` a PEFT directory.
 """
 
-from launch.cli.options import parse_run_and, run_program
+from launch.cli.options import parse_run_and
 from launch.cli.paths import new_output_directory
+from launch.cli.program import run_program
 from launch.cli.recipe_options import EXPORT
 from launch.run.export import ExportArgs, export
 from launch.run.pin_references import with_commits

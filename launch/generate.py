@@ -6,12 +6,13 @@ Without `--prompt` it shows the first training problem as the model is asked, an
 from dataclasses import dataclass
 from itertools import count, repeat
 
-from launch.cli.console import console
-from launch.cli.hosts import join_hosts
-from launch.cli.options import parse_run_and, run_program, use_compile_cache
+from launch.cli.options import parse_run_and
 from launch.cli.paths import check_checkpoint, check_policy_source
+from launch.cli.program import run_program, use_compile_cache
 from launch.cli.recipe_options import GENERATE
+from launch.console import console
 from launch.evaluation.one_prompt import answer_prompt, as_asked, given_problem
+from launch.jobs.hosts import join_hosts
 from launch.run.networks import params_of, without_idle_draft
 from launch.run.pin_references import with_commits
 from launch.setup.experiment import build_experiment

@@ -10,10 +10,12 @@ from functools import partial
 from pathlib import Path
 
 from configs.schema import HostsConfig
-from launch.cli.errors import ConfigError
-from launch.cli.options import parse, run_program
+from launch.cli.options import parse
+from launch.cli.paths import CONFIG_FILE
+from launch.cli.program import run_program
 from launch.cli.recipes import is_run
-from launch.cli.supervision import Supervisor
+from launch.errors import ConfigError
+from launch.jobs.supervision import Supervisor
 from specjax.options import NonNegative, Options
 
 MARGIN_S = 5.0
@@ -49,7 +51,7 @@ def main(argv: list[str]) -> int:
     # A process that starts before the others have ended would connect to the job that is ending.
     pause_s = int(heartbeat) + MARGIN_S
     say = partial(print, file=sys.stderr, flush=True)
-    return Supervisor([sys.executable, "-m", *command], Path(out), args.restarts, pause_s, say).supervise()
+    return Supervisor([sys.executable, "-m", *command], Path(out, CONFIG_FILE), args.restarts, pause_s, say).supervise()
 
 
 def _option(command: list[str], name: str) -> str | None:

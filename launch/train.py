@@ -8,16 +8,17 @@ from typing import NamedTuple
 
 from configs.override import override
 from configs.schema import RunConfig
-from launch.cli.console import console
-from launch.cli.errors import RunStopped
-from launch.cli.hosts import join_hosts
-from launch.cli.long_phases import UNFINISHED, LongPhases
-from launch.cli.options import parse_run, run_program, use_compile_cache
-from launch.cli.run_clock import run_part, timed_run
-from launch.cli.signals import StopSignals
+from launch.cli.options import parse_run
+from launch.cli.program import run_program, use_compile_cache
+from launch.console import console
 from launch.costs.cost_table import COST_TABLE, CostTable, given_cells
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
+from launch.errors import RunStopped
+from launch.jobs.hosts import join_hosts
+from launch.phases.long_phases import UNFINISHED, LongPhases
+from launch.phases.run_clock import run_part, timed_run
+from launch.phases.signals import StopSignals
 from launch.plan.__main__ import main as plan
 from launch.report import try_report
 from launch.rewards.code import code_of_modules

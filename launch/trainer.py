@@ -12,25 +12,26 @@ import numpy as np
 
 from configs.override import override
 from configs.schema import RunConfig
-from launch.cli.console import console, wide_console
+from launch.cli.consequences import with_consequences
 from launch.cli.effects import without_effect
-from launch.cli.errors import ConfigError, Stopped, as_config_error
 from launch.cli.fields import fields_of
-from launch.cli.hosts import join_hosts
-from launch.cli.long_phases import LongPhases
 from launch.cli.microbatches import with_fitting_microbatches
 from launch.cli.option_search import hint
-from launch.cli.options import use_compile_cache, with_consequences
+from launch.cli.program import use_compile_cache
 from launch.cli.recipe_options import RECIPE_ONLY, TRAIN, reads
 from launch.cli.recipes import load_recipe
 from launch.comparison.closing import check_comparison, compare_steps, without_moments
 from launch.comparison.stage_times import VariantReport
+from launch.console import console, wide_console
 from launch.data.problem_list import ProblemList
 from launch.data.problems import Problem
 from launch.data.prompts import read_prompt
 from launch.data.tokenizers import Tokenizer
+from launch.errors import ConfigError, Stopped, as_config_error
 from launch.evaluation.one_prompt import Answers
 from launch.evaluation.sampler import drafts_pay
+from launch.jobs.hosts import join_hosts
+from launch.phases.long_phases import LongPhases
 from launch.rewards.code import code_of_function
 from launch.rewards.reward_fn import function_reward, make_pool, make_reward
 from launch.rewards.scorers import FUNCTION, scorer_of

@@ -46,7 +46,11 @@ ROOMS = {
         ("qwen3_30b_a3b",),
     ),
     "launch": (
-        ("cli", "timing"),
+        ("errors", "timing"),
+        ("jobs",),
+        ("console",),
+        ("phases",),
+        ("cli",),
         ("data",),
         ("rewards",),
         ("setup",),

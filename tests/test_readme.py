@@ -11,9 +11,9 @@ import pytest
 import launch.plan.__main__
 import launch.trainer
 from configs.override import override
-from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.cli.recipes import load_recipe
+from launch.errors import ConfigError
 from launch.rewards.scorers import load_scorer
 from tests.documents import ROOT, blocks, execute, section
 from tests.launch.checkpoints import write_checkpoint

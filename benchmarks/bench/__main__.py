@@ -9,8 +9,9 @@ from benchmarks.bench.plots import save_plots
 from benchmarks.bench.presets import find_preset
 from benchmarks.bench.report import Results
 from benchmarks.plotting import load_pyplot, make_directory
-from launch.cli.errors import as_config_error
-from launch.cli.options import parse, run_program
+from launch.cli.options import parse
+from launch.cli.program import run_program
+from launch.errors import as_config_error
 
 
 def main(argv: list[str]) -> int:

@@ -40,8 +40,8 @@ from benchmarks.gpu.step_programs import (
     step_networks,
     submit_all,
 )
-from launch.cli.errors import first_line
-from launch.cli.options import use_compile_cache
+from launch.cli.program import use_compile_cache
+from launch.errors import first_line
 from launch.plan.devices import absent_gpus, mesh_over
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.generate import place

@@ -9,8 +9,8 @@ import numpy as np
 
 from benchmarks.simulation.machine import Evidence
 from benchmarks.simulation.point import MEASURED, MOST_DRAFT_TRAINING
-from launch.cli.errors import ConfigError, as_config_error
 from launch.costs.cost_table import COST_TABLE, read_cells
+from launch.errors import ConfigError, as_config_error
 from launch.run.records import RunRecords, flat, read_run
 from models.config import DecoderConfig
 from models.hf.config import read_hf_config

@@ -12,11 +12,11 @@ from benchmarks.simulation.from_run import MACHINE_FIELDS, read_evidence
 from benchmarks.simulation.machine import Evidence
 from benchmarks.simulation.point import MEASURED, Point
 from benchmarks.simulation.uncertainty import Range
-from launch.cli.errors import ConfigError, as_config_error
 from launch.cli.fields import Field, fields_of
 from launch.cli.options import parse
 from launch.cli.paths import check_writable
 from launch.costs.cost_table import COST_TABLE
+from launch.errors import ConfigError, as_config_error
 from specjax.options import at_least, at_most
 
 PROGRAM = "python -m benchmarks.simulate"

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from configs.schema import BLOCKS, RunConfig
 from configs.schema.rewards import TRACED
-from launch.cli.hosts import launched_by_a_cluster
 from launch.cli.recipe_options import TRAIN, reads
+from launch.jobs.hosts import launched_by_a_cluster
 from specjax.options import show
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from launch.cli.errors import ConfigError
+from launch.errors import ConfigError
 from specjax.options import alternatives, show
 
 

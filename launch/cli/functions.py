@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from traceback import extract_tb
 from typing import Any
 
-from launch.cli.errors import ConfigError, Stopped, first_line
+from launch.errors import ConfigError, Stopped, first_line
 
 
 def load_function(option: str, name: str, builtin: Iterable[str] = ()) -> Callable[..., Any]:

@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from launch.cli.errors import ConfigError
 from launch.cli.fields import Field
 from launch.cli.option_search import hint
+from launch.errors import ConfigError
 
 
 class Parser(argparse.ArgumentParser):

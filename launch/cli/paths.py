@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError
-from launch.cli.lock import LOCK_FILE
-from launch.cli.long_phases import OPTIONS, UNFINISHED
+from launch.errors import ConfigError
+from launch.phases.lock import LOCK_FILE
+from launch.phases.long_phases import OPTIONS, UNFINISHED
 from models.files import write_atomically
 from specjax.checkpoint import SCORE, Which
 from specjax.checkpoint_integrity import saved_steps

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from configs.from_json import from_json
 from configs.schema import HostsConfig, RunConfig
-from launch.cli.errors import ConfigError
 from launch.cli.paths import CONFIG_FILE
+from launch.errors import ConfigError
 from models.files import read_json
 
 RECIPES = Path(__file__).parents[2] / "configs"

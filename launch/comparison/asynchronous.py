@@ -14,11 +14,11 @@ from jax.sharding import PartitionSpec as P
 from rich.console import Console
 from rich.table import Column, Table
 
-from launch.cli.errors import ConfigError
-from launch.cli.long_phases import LongPhases
 from launch.comparison.stage_times import Interval, VariantReport
 from launch.comparison.variants import AUTOMATIC, PLAIN, NumberedBatches, Variant
 from launch.costs.turns import Record, timed_turns
+from launch.errors import ConfigError
+from launch.phases.long_phases import LongPhases
 from launch.setup.experiment import Experiment
 from launch.setup.memory import check_training
 from launch.timing import describe_interval, interval, show_interval

@@ -6,10 +6,10 @@ import jax
 from rich.console import Console
 
 from configs.schema import AsynchronousConfig
-from launch.cli.errors import ConfigError
-from launch.cli.long_phases import LongPhases
 from launch.comparison.stage_times import VariantReport, time_variants
 from launch.comparison.variants import AUTOMATIC, PLAIN, make_variants
+from launch.errors import ConfigError
+from launch.phases.long_phases import LongPhases
 from launch.setup.experiment import Experiment
 from launch.setup.memory import check_training
 from specjax.parallel import processes

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from configs.schema import RunConfig
-from launch.cli.long_phases import LongPhases
 from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.variants import PLAIN, StepTime, Variant
 from launch.costs.turns import Record, timed_turns
+from launch.phases.long_phases import LongPhases
 from launch.timing import describe_interval, interval, show_interval
 from specjax.short_repr import short_repr
 

@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.cli.long_phases import LongPhases
 from launch.costs.cost_table import cell_timer, given_cells
+from launch.phases.long_phases import LongPhases
 from launch.setup.experiment import Experiment
 from launch.setup.state import fresh_state
 from specjax.cost import Drafting, choose, round_seconds, update_drafting

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from launch.cli.errors import ConfigError
-from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.costs.round_timer import RoundTimer, TimedRounds
 from launch.costs.turns import timed_turns
+from launch.errors import ConfigError
+from launch.phases.long_phases import NOT_KEPT, LongPhases
 from launch.setup.experiment import Experiment
 from launch.setup.networks import Networks
 from models.files import read_json, write_atomically

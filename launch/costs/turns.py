@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
-from launch.cli.long_phase import LongPhase
+from launch.phases.long_phase import LongPhase
 from launch.timing import one_turn
 from specjax.parallel import processes
 

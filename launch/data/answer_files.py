@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from launch.cli.errors import ConfigError
 from launch.data.batches import check_ids, padded_length
 from launch.data.json_lines import field_value, text_field
 from launch.data.problems import Problem
@@ -34,6 +33,7 @@ from launch.data.records import read_records
 from launch.data.responses import Answers
 from launch.data.stop_strings import until_stop
 from launch.data.tokenizers import Tokenizer
+from launch.errors import ConfigError
 
 _FIELDS = "prompt", "response", "tokens", "tools", "messages", "conversations"
 # Names of roles in conversations of `from` and `value`.

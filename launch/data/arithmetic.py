@@ -9,8 +9,8 @@ answer    21
 
 import random
 
-from launch.cli.errors import ConfigError
 from launch.data.problems import Problem
+from launch.errors import ConfigError
 
 ALPHABET = "0123456789+=#\n"
 

@@ -11,9 +11,9 @@ import grain
 import numpy as np
 from jax.sharding import Mesh
 
-from launch.cli.errors import ConfigError
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
+from launch.errors import ConfigError
 from specjax.parallel.mesh import batch_shards
 from specjax.short_repr import short_repr
 from specjax.types import Prompts

@@ -11,9 +11,9 @@ from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
-from launch.cli.console import console
-from launch.cli.errors import ConfigError, one_line
+from launch.console import console
 from launch.data.hub import DATA_FILES, HubName, data_file_ending, fetch, hub_name, known_files
+from launch.errors import ConfigError, one_line
 from models.files import optional
 
 # README.md is not trusted: it may name any file.

@@ -18,10 +18,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from launch.cli.console import console
-from launch.cli.errors import ConfigError
-from launch.cli.progress import LOG_EVERY_S
-from launch.cli.signals import StopSignals
+from launch.console import console
+from launch.errors import ConfigError
+from launch.phases.progress import LOG_EVERY_S
+from launch.phases.signals import StopSignals
 from models.files import optional
 
 Kind = Literal["model", "dataset"]

@@ -10,7 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 
-from launch.cli.errors import ConfigError
+from launch.errors import ConfigError
 from models.files import object_of_pairs
 from specjax.parallel import processes
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from launch.cli.errors import ConfigError
 from launch.cli.paths import CONFIG_FILE
+from launch.errors import ConfigError
 from models.files import write_atomically
 from specjax.options import show
 

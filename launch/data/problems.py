@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import DataConfig
-from launch.cli.errors import ConfigError
 from launch.data.json_lines import (
     field_value,
     json_text,
@@ -19,6 +18,7 @@ from launch.data.json_lines import (
 )
 from launch.data.prompts import Message, Prompt, prompt_text, read_prompt, tool_texts
 from launch.data.records import read_records
+from launch.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 

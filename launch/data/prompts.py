@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from launch.cli.errors import ConfigError
 from launch.data.json_lines import field_value, json_text, optional_value, parse_json, text_field, without_nulls
+from launch.errors import ConfigError
 from specjax.options import show
 
 # Fields by which an assistant calls tools. Such a message may have no content.

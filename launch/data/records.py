@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from launch.cli.errors import ConfigError
 from launch.data.data_files import data_files, message_of
 from launch.data.hub import data_file_ending
 from launch.data.json_lines import check_bytes, most_bytes, read_lines, read_text, without_nulls
+from launch.errors import ConfigError
 from models.files import object_of_pairs, optional
 
 Records = Iterator[tuple[dict[str, Any], str]]

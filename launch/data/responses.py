@@ -5,12 +5,12 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from launch.cli.errors import ConfigError
 from launch.data.batches import check_ids, pad, padded_length
 from launch.data.problems import Problem
 from launch.data.prompts import prompt_text
 from launch.data.stop_strings import until_stop
 from launch.data.tokenizers import Tokenizer
+from launch.errors import ConfigError
 from specjax.options import show
 from specjax.parallel import processes
 from specjax.train.batch import Sequences

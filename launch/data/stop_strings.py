@@ -4,8 +4,8 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 
-from launch.cli.errors import ConfigError
 from launch.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
+from launch.errors import ConfigError
 from specjax.options import show
 from specjax.rollout.stop_strings import StopStrings, Vocabulary, automaton_of, check_stop_strings
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from launch.cli.errors import ConfigError, as_config_error, first_line
 from launch.data.hub import TOKENIZER_FILES
+from launch.errors import ConfigError, as_config_error, first_line
 from models.files import check_file, read_json, write_json
 
 

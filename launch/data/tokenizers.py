@@ -8,11 +8,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from launch.cli.errors import ConfigError
 from launch.data.chat_template import render
 from launch.data.hub import checkpoint_directory
 from launch.data.prompts import CALLS, Conversation, Message, Prompt, prompt_fields, tools_of
 from launch.data.tokenizer_files import listed_stop_strings, listed_stop_tokens, load_tokenizer, refusing_panics
+from launch.errors import ConfigError
 from specjax.options import show
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,6 @@ import numpy as np
 
 from configs.schema import RunConfig
 from configs.schema.networks import LookupConfig
-from launch.cli.errors import ConfigError
 from launch.data.batches import fixed_batches
 from launch.diagnosis.acceptance import acceptance_findings, rates
 from launch.diagnosis.alternatives import alternatives
@@ -15,6 +14,7 @@ from launch.diagnosis.findings import alternative_findings, caches_finding, cove
 from launch.diagnosis.observed import observe
 from launch.diagnosis.predicted import is_predicted, make_overlaps
 from launch.diagnosis.summary import Diagnosis
+from launch.errors import ConfigError
 from launch.setup.experiment import Experiment
 from launch.setup.memory import check_rollout
 from specjax.adapters import joined

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
-from launch.cli.errors import ConfigError
+from launch.errors import ConfigError
 from launch.setup.experiment import Experiment
 from specjax.drafters import Drafter
 from specjax.keys import SeedStep, seed_step

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from launch.cli.errors import ConfigError
-from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.data.batches import fixed_batches, prompts_per_batch
 from launch.data.responses import Answers, answers_of, join_answers
+from launch.errors import ConfigError
+from launch.phases.long_phases import NOT_KEPT, LongPhases
 from launch.setup.experiment import Experiment
 from specjax.drafters import Drafter
 from specjax.keys import seed_step

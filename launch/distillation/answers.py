@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from launch.cli.long_phases import LongPhases
 from launch.data.responses import Answers, answers_of, join_answers
 from launch.distillation.cost import Work
+from launch.phases.long_phases import LongPhases
 from launch.setup.experiment import Experiment
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import seed_step

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from launch.cli.compilation import CompileClock
-from launch.cli.long_phase import LongPhase
+from launch.phases.compile_clock import CompileClock
+from launch.phases.long_phase import LongPhase
 from specjax.types import PyTree
 
 

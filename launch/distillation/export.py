@@ -3,11 +3,11 @@
 import shutil
 from pathlib import Path
 
-from launch.cli.console import console
-from launch.cli.errors import ConfigError
+from launch.console import console
 from launch.data.hub import checkpoint_directory
 from launch.data.tokenizer_files import copy_tokenizer, state_stops
 from launch.distillation.acceptance import HeldOutAcceptance
+from launch.errors import ConfigError
 from launch.setup.adapters import merged_policy
 from launch.setup.drafts.base import Draft, PublicLayout
 from launch.setup.experiment import Experiment

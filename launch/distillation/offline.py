@@ -6,8 +6,6 @@ from typing import Literal
 
 from rich.console import Console
 
-from launch.cli.errors import ConfigError
-from launch.cli.long_phases import LongPhases
 from launch.cli.paths import check_checkpoint, check_writable, write_results
 from launch.data.answer_files import answer_records, load_answers
 from launch.data.hub import hub_name
@@ -23,6 +21,8 @@ from launch.distillation.export import (
 )
 from launch.distillation.report import distillation_json, print_distillation
 from launch.distillation.trainer import check_distillation, distill
+from launch.errors import ConfigError
+from launch.phases.long_phases import LongPhases
 from launch.setup.experiment import Experiment
 from models.checkpoints.made_for import state_made_for
 from models.hf.eagle3_dialects import Dialect

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 from jax.sharding import Mesh
 
-from launch.cli.long_phases import LongPhases
 from launch.data.responses import Answers
+from launch.phases.long_phases import LongPhases
 from specjax.parallel import processes
 from specjax.parallel.memory import host_memory
 from specjax.train.batch import Sequences

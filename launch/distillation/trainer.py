@@ -5,12 +5,12 @@ from itertools import accumulate
 
 import numpy as np
 
-from launch.cli.errors import ConfigError
-from launch.cli.long_phases import LongPhases
 from launch.data.responses import Answers
 from launch.distillation.answers import AnswerGenerator, Keep
 from launch.distillation.cost import DistillationCost, Work
 from launch.distillation.teacher_outputs import TeacherOutputCache, picks_of_step
+from launch.errors import ConfigError
+from launch.phases.long_phases import LongPhases
 from launch.setup.draft_vocabulary import most_frequent
 from launch.setup.experiment import Experiment, check_distillation_batch
 from launch.setup.memory import check_rollout

@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from launch.cli.compilation import CompileClock
-from launch.cli.errors import ConfigError
-from launch.cli.progress import Progress
 from launch.data.batches import fixed_batches
 from launch.data.problems import Problem
 from launch.data.prompts import Prompt, read_prompt
 from launch.data.tokenizers import Tokenizer
+from launch.errors import ConfigError
 from launch.evaluation.sampler import Sampler
 from launch.evaluation.streaming import stream_rounds
+from launch.phases.compile_clock import CompileClock
+from launch.phases.progress import Progress
 from launch.rewards.answers import before_stop
 from launch.setup.experiment import Experiment
 from launch.setup.memory import check_rollout

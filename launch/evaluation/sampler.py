@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from launch.cli.compilation import CompileClock
-from launch.cli.progress import Progress
 from launch.data.batches import prompts_per_batch
+from launch.phases.compile_clock import CompileClock
+from launch.phases.progress import Progress
 from launch.setup.experiment import Experiment
 from specjax.cost import Drafting, choose
 from specjax.drafters import Drafter, NoDrafter

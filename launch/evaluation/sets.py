@@ -10,16 +10,16 @@ import numpy as np
 from rich.console import Console
 
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError
-from launch.cli.long_phases import LongPhases
 from launch.data.batches import PromptTable, fixed_batches, prompts_per_batch
 from launch.data.json_lines import JsonLinesWriter
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
+from launch.errors import ConfigError
 from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.report import print_set, set_report
 from launch.evaluation.sampler import Sampled, Sampler, join_sampled
 from launch.evaluation.statistics import INTERVAL
+from launch.phases.long_phases import LongPhases
 from launch.rewards.reward_fn import final_answers, make_pool, make_reward
 from launch.rewards.thinking import describe_thinking
 from launch.setup.experiment import Experiment

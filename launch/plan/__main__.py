@@ -3,7 +3,8 @@
 Prints memory per device, collectives, operations, and what to change if the step does not fit. Needs no weights.
 """
 
-from launch.cli.options import parse_run_and, run_program
+from launch.cli.options import parse_run_and
+from launch.cli.program import run_program
 from launch.plan.options import PlanArgs
 from launch.plan.plan import plan
 

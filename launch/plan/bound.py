@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import get_args
 
-from launch.cli.errors import ConfigError
+from launch.errors import ConfigError
 from launch.plan.alternatives import smaller_rollouts
 from launch.plan.memory import known_components
 from launch.plan.programs import ProgramName

@@ -13,7 +13,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh
 
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError, RunStopped, as_config_error, first_line
+from launch.errors import ConfigError, RunStopped, as_config_error, first_line
 from launch.plan.options import PlanConfig
 from specjax.asynchronous.weight_transfer import check_sizes
 from specjax.cost import HARDWARE, Hardware

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError
 from launch.cli.microbatches import with_fitting_microbatches
+from launch.errors import ConfigError
 from launch.plan.devices import mesh_over, planned_devices
 from launch.plan.estimate import ACCEPTANCE, MeshEstimate, estimate, hardware_of
 from launch.plan.options import PlanConfig

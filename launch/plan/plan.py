@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import get_args
 
 from configs.schema import RunConfig
-from launch.cli.console import console
-from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.paths import write_results
+from launch.console import console
+from launch.errors import ConfigError, RunStopped
 from launch.plan.alternatives import alternatives
 from launch.plan.bound import check_bound, smaller_options
 from launch.plan.devices import devices_of_a_host, mesh_over, planned, planned_devices

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from configs.schema import RunConfig
-from launch.cli.errors import RunStopped, as_config_error, first_line
+from launch.errors import RunStopped, as_config_error, first_line
 from launch.plan.devices import OPTION_SETS, planned
 from launch.plan.flops import Flops, flops
 from launch.plan.memory import Components, components, program_mesh

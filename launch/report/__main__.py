@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from launch.cli.options import parse, run_program
+from launch.cli.options import parse
+from launch.cli.program import run_program
 from launch.report import write_report
 
 

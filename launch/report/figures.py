@@ -5,7 +5,7 @@ from itertools import chain
 
 import numpy as np
 
-from launch.cli.run_clock import TOTAL
+from launch.phases.run_clock import TOTAL
 from launch.run.draft_monitor import MOST_PROBES, count_probes
 from launch.run.records import RunRecords
 from launch.timing import interval, show_interval

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.override import flat
-from launch.cli.console import console
-from launch.cli.run_clock import describe_seconds
+from launch.console import console
+from launch.phases.run_clock import describe_seconds
 from launch.report.charts import length_bars, line_charts, metric_series, stage_bars
 from launch.report.figures import key_figures, number, run_times
 from launch.report.warnings import warnings

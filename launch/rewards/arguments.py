@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from launch.cli.errors import ConfigError
+from launch.errors import ConfigError
 
 # What a parameter gets, by its name: our names, and those that others have for the same.
 _COMPLETION = (

@@ -9,10 +9,10 @@ import numpy as np
 
 from configs.schema import RewardConfig
 from configs.schema.rewards import LengthConfig
-from launch.cli.errors import ConfigError, first_line
 from launch.data.json_lines import json_text
 from launch.data.problems import Problem
 from launch.data.prompts import prompt_fields
+from launch.errors import ConfigError, first_line
 from launch.rewards.answers import Completion
 from launch.rewards.reader import AnswerReader
 from launch.rewards.scorers import FUNCTION, NotANumber, NoValue, as_number, scorer_of

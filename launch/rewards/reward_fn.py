@@ -10,10 +10,10 @@ import numpy as np
 from configs.schema import RewardConfig, RunConfig
 from configs.schema.functions import is_function
 from configs.schema.rewards import TRACED
-from launch.cli.errors import ConfigError
-from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
+from launch.errors import ConfigError
+from launch.phases.long_phases import NOT_KEPT, LongPhases
 from launch.rewards.answers import AnswerRule
 from launch.rewards.host_scorer import FunctionScorer, HostScorer, as_object
 from launch.rewards.reader import AnswerReader, answer_rule

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, SupportsFloat
 
-from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function
+from launch.errors import ConfigError
 from launch.rewards.answers import Completion
 from launch.rewards.arguments import Arguments, arguments_of
 from launch.rewards.boxes import stated_answers

@@ -25,7 +25,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from launch.cli.errors import ConfigError
+from launch.errors import ConfigError
 from launch.rewards.answers import Completion
 from launch.rewards.scorers import NotANumber, NoValue, Scorer, as_number, load_scorer, option_of
 

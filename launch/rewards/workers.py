@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from configs.schema.rewards import RewardConfig
-from launch.cli.errors import ConfigError, one_line
-from launch.cli.silence import waiting_for
+from launch.errors import ConfigError, one_line
+from launch.jobs.silence import waiting_for
 from launch.rewards.answers import AnswerRule, Completion
 from launch.rewards.scorers import MUST_RETURN, option_of
 

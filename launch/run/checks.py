@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from launch.cli.errors import ConfigError, as_config_error, check_all
 from launch.cli.functions import refusing_errors
 from launch.comparison.closing import check_comparison
 from launch.costs.cost_table import given_cells
 from launch.distillation.trainer import check_distillation
+from launch.errors import ConfigError, as_config_error, check_all
 from launch.evaluation.sampler import held_out_batch_size
 from launch.run.metric_log import check_wandb
 from launch.run.supervised_warmup import check_warmup

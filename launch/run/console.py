@@ -7,8 +7,8 @@ from statistics import fmean, median
 
 from rich.table import Column, Table
 
-from launch.cli.console import console, wide_console
-from launch.cli.progress import duration
+from launch.console import console, wide_console
+from launch.phases.progress import duration
 from launch.run.draft_monitor import acceptance_alarm, diagnose_command
 
 HEADER = "   reward  accuracy  acc. length  tokens/s  s/step  length   cut  peak GiB"

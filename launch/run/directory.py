@@ -9,10 +9,10 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError, as_config_error
-from launch.cli.lock import exclusive
-from launch.cli.long_phases import UNFINISHED
 from launch.cli.paths import CHECKPOINTS, CONFIG_FILE
+from launch.errors import ConfigError, as_config_error
+from launch.phases.lock import exclusive
+from launch.phases.long_phases import UNFINISHED
 from launch.run.history import EVENTS_FILE, METRICS_FILE, records_of
 from launch.run.records import differences, read_recorded
 from models.files import check_file, write_atomically

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from launch.cli.console import console
 from launch.cli.recipes import recipes
+from launch.console import console
 from launch.run.step_timer import DispatchedStep
 from launch.setup.drafts.base import MORE_TRAINING, Draft
 from launch.setup.experiment import Experiment

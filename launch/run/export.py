@@ -6,11 +6,11 @@ from typing import Literal
 
 from configs.override import flat
 from configs.schema import LoraConfig
-from launch.cli.console import console
-from launch.cli.errors import ConfigError
 from launch.cli.paths import CONFIG_FILE, check_checkpoint
+from launch.console import console
 from launch.data.hub import checkpoint_directory, hub_name
 from launch.distillation.export import check_verifier, tables_of_policy, write_policy
+from launch.errors import ConfigError
 from launch.run.history import METRICS_FILE, matches_schema
 from launch.run.networks import restore_params, restore_policy, saved_step
 from launch.run.records import check_same, read_recorded, read_run

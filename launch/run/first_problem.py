@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.schema import RewardConfig
 from configs.schema.rewards import TRACED
-from launch.cli.errors import ConfigError
+from launch.errors import ConfigError
 from launch.evaluation.one_prompt import as_asked
 from launch.rewards.boxes import boxed
 from launch.rewards.host_scorer import HostScorer

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from launch.cli.errors import as_config_error
+from launch.errors import as_config_error
 from models.files import check_file, write_atomically
 from specjax.parallel import processes
 

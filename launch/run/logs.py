@@ -15,11 +15,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from launch.cli.console import console
-from launch.cli.run_clock import describe_seconds, run_seconds
-from launch.cli.signals import StopSignals
+from launch.console import console
 from launch.data.prompts import prompt_text
 from launch.data.tokenizers import token_texts
+from launch.phases.run_clock import describe_seconds, run_seconds
+from launch.phases.signals import StopSignals
 from launch.rewards.reward_fn import final_answers
 from launch.run.draft_monitor import DraftShare, DraftSpeed, DraftSwitches, first_step_check
 from launch.run.history import EVENTS_FILE, SAMPLES_FILE, cut_after, missing_history

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 import jax
 import jax.numpy as jnp
 
-from launch.cli.compilation import CompileClock
-from launch.cli.console import console
-from launch.cli.errors import RunStopped
-from launch.cli.long_phases import LongPhases
-from launch.cli.progress import showing_elapsed
-from launch.cli.run_clock import run_part
+from launch.console import console
 from launch.costs.cost_table import CostTable
 from launch.data.batches import PromptPipeline
+from launch.errors import RunStopped
 from launch.evaluation.sampler import Evaluate
+from launch.phases.compile_clock import CompileClock
+from launch.phases.long_phases import LongPhases
+from launch.phases.progress import showing_elapsed
+from launch.phases.run_clock import run_part
 from launch.run.draft_monitor import explain_choice
 from launch.run.logs import RunLogs
 from launch.run.start import Start, Steps, checkpoint_extra, compile_step

@@ -18,8 +18,8 @@ from tensorboardX.proto.summary_pb2 import Summary  # pyright: ignore[reportAttr
 from tensorboardX.summary import scalar
 
 from configs.schema import RunConfig
-from launch.cli.console import console
-from launch.cli.errors import ConfigError, first_line
+from launch.console import console
+from launch.errors import ConfigError, first_line
 from launch.run.console import StepPrinter
 from launch.run.history import METRICS_FILE, cut_after
 from specjax.parallel import processes

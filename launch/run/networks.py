@@ -10,11 +10,11 @@ import jax
 from rich.console import Console
 
 from configs.schema import DRAFT_KINDS
-from launch.cli.errors import ConfigError
-from launch.cli.long_phases import LongPhases
 from launch.cli.paths import CHECKPOINTS, check_checkpoint
-from launch.cli.progress import Progress
 from launch.distillation.trainer import check_distillation, distill
+from launch.errors import ConfigError
+from launch.phases.long_phases import LongPhases
+from launch.phases.progress import Progress
 from launch.run.history import METRICS_FILE, records_of
 from launch.run.supervised_warmup import check_warmup, warm_up
 from launch.setup.experiment import Experiment

@@ -12,9 +12,9 @@ import numpy as np
 
 from configs.override import flat
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError
 from launch.cli.paths import CONFIG_FILE
 from launch.cli.recipe_options import reads
+from launch.errors import ConfigError
 from launch.run.history import (
     EVENTS_FILE,
     METRICS_FILE,

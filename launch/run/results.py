@@ -1,10 +1,10 @@
 """Results of a run: held-out accuracy before and after RL, and the speed-up of steps with drafts."""
 
-from launch.cli.console import console, wide_console
-from launch.cli.long_phases import LongPhases
-from launch.cli.run_clock import run_part
 from launch.comparison.closing import compare_steps, without_moments
+from launch.console import console, wide_console
 from launch.evaluation.sampler import Evaluate
+from launch.phases.long_phases import LongPhases
+from launch.phases.run_clock import run_part
 from launch.run.logs import RunLogs
 from launch.run.start import Start
 from launch.setup.experiment import Experiment

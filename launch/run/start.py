@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 
 import jax
 
-from launch.cli.console import console
-from launch.cli.errors import ConfigError
-from launch.cli.long_phases import LongPhases
+from launch.console import console
 from launch.costs.cost_table import CostTable
 from launch.data.batches import PromptPipeline, fixed_batches
 from launch.distillation.trainer import answer_generator, distill, first_drafter
+from launch.errors import ConfigError
 from launch.evaluation.sampler import Evaluate, held_out_batch_size
+from launch.phases.long_phases import LongPhases
 from launch.run.logs import RunLogs
 from launch.run.networks import check_base
 from launch.run.summary import measures_costs_later, summarize

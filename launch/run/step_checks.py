@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from launch.cli.errors import RunStopped
+from launch.errors import RunStopped
 from launch.run.step_timer import DispatchedStep
 from specjax.checkpoint import Checkpointer
 from specjax.parallel import processes

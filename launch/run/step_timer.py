@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from launch.cli.silence import note_progress
+from launch.jobs.silence import note_progress
 from specjax.cost import Drafting
 from specjax.parallel import processes
 from specjax.types import Prompts, Rollout

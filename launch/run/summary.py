@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import jax
 
-from launch.cli.progress import duration
 from launch.distillation.trainer import PASSES
+from launch.phases.progress import duration
 from launch.run.memory_outlook import describe_memory
 from launch.setup.experiment import Experiment
 from specjax.parallel.mesh import batch_shards

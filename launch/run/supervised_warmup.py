@@ -8,9 +8,9 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.cli.errors import ConfigError
-from launch.cli.long_phases import LongPhases
 from launch.data.responses import Answers, worked_solutions
+from launch.errors import ConfigError
+from launch.phases.long_phases import LongPhases
 from launch.setup.experiment import Experiment
 from specjax import kernels
 from specjax.adapters import joined

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from configs.schema import LoraConfig, RunConfig
-from launch.cli.errors import ConfigError
 from launch.data.hub import checkpoint_directory, hub_name
+from launch.errors import ConfigError
 from launch.setup.policy import random_params
 from models.checkpoints.made_for import MadeFor, read_made_for
 from models.config import DecoderConfig, Dtype

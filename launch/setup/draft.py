@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from configs.schema import RunConfig
-from launch.cli.console import console
-from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function, refusing_errors
+from launch.console import console
 from launch.data.hub import checkpoint_directory
+from launch.errors import ConfigError
 from launch.setup.drafts.base import Draft, DraftContext, FeatureDraft
 from launch.setup.drafts.block import build_block
 from launch.setup.drafts.eagle3 import build_eagle3

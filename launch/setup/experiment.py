@@ -15,13 +15,13 @@ from jax.sharding import Mesh
 
 from configs.schema import AsynchronousConfig, RunConfig
 from configs.schema.run import check_correction
-from launch.cli.errors import ConfigError, as_config_error, check_all, first_line
 from launch.cli.functions import load_function, refusing_errors
-from launch.cli.hosts import request_cpu_devices
-from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.data.batches import PromptPipeline, PromptTable, prompt_pipeline
 from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer, Tokenizer
+from launch.errors import ConfigError, as_config_error, check_all, first_line
+from launch.jobs.hosts import request_cpu_devices
+from launch.phases.long_phases import NOT_KEPT, LongPhases
 from launch.setup.draft import BUILDERS
 from launch.setup.networks import Networks, build_networks
 from launch.setup.problems import Problems, build_problems, build_tokenizer, check_sources

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from launch.cli.errors import as_config_error
+from launch.errors import as_config_error
 from launch.setup.experiment import Experiment
 from launch.setup.state import abstract_state
 from specjax.log_probs import LOGIT_BYTES

@@ -7,10 +7,10 @@ import jax
 from jax.sharding import Mesh
 
 from configs.schema import RunConfig
-from launch.cli.console import console
-from launch.cli.errors import ConfigError, as_config_error
+from launch.console import console
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
+from launch.errors import ConfigError, as_config_error
 from launch.setup.adapters import base_of, build_adapters, other_base
 from launch.setup.draft import build_draft
 from launch.setup.drafts.base import Draft, DraftContext

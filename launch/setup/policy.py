@@ -9,10 +9,10 @@ import jax
 from jax.sharding import Mesh
 
 from configs.schema import BLOCKS, DraftConfig, ModelConfig, RunConfig
-from launch.cli.console import console
-from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function, refusing_errors
+from launch.console import console
 from launch.data.hub import checkpoint_directory
+from launch.errors import ConfigError
 from launch.setup.drafts.saved_head import layers_to_read
 from models.checkpoints.draft import SavedDraft
 from models.config import DecoderConfig, block_feature_layers, eagle3_feature_layers

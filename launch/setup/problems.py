@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from configs.schema import RewardConfig, RunConfig
 from configs.schema.functions import is_function
-from launch.cli.errors import ConfigError
 from launch.cli.functions import load_function, refusing_errors
 from launch.data.arithmetic import ALPHABET, arithmetic
 from launch.data.problems import Problem, describe_leak, describe_repeats, read_problems, split
@@ -21,6 +20,7 @@ from launch.data.tokenizers import (
     check_no_template,
     token_id,
 )
+from launch.errors import ConfigError
 from specjax.options import show
 from specjax.short_repr import short_repr
 

@@ -25,7 +25,7 @@ from specjax.types import PyTree
 
 T = TypeVar("T")
 
-# A year: launch.cli.silence ends a job in which all wait.
+# A year: launch.jobs.silence ends a job in which all wait.
 _WAIT_MS = 365 * 24 * 60 * 60 * 1000
 # A value in the store is a message, or the address of one that is larger.
 _HERE, _OFFERED, _LARGE_BYTES = b"m", b"a", 2**16

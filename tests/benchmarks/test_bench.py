@@ -27,7 +27,7 @@ from benchmarks.bench.sections.update import Gradient, head_gradient, policy_gra
 from benchmarks.bench.stubs import STOP, forced_lengths
 from benchmarks.bench.timers import rollout_timer
 from benchmarks.gpu.step_programs import policy_params, step_networks
-from launch.cli.errors import ConfigError
+from launch.errors import ConfigError
 from launch.plan.flops import flops
 from models.sheets import block_sheet, eagle3_sheet
 from specjax import kernels

@@ -20,7 +20,7 @@ from benchmarks.bench.presets import PRESETS, LongTail, Preset
 from benchmarks.bench.sections.decoding import BLOCK, EAGLE3
 from benchmarks.gpu import program
 from benchmarks.gpu.step_programs import StepPrograms, policy_params, step_networks
-from launch.cli.errors import ConfigError
+from launch.errors import ConfigError
 from launch.plan.devices import COMPILER_OPTIONS, OPTION_SETS, PLAN_OPTIONS, absent_gpus
 from launch.plan.programs import compile_by_any
 from models.config import DecoderConfig, ExpertsConfig

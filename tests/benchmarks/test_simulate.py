@@ -18,8 +18,8 @@ from benchmarks.simulation.point import Point
 from benchmarks.simulation.rollout import simulate
 from benchmarks.simulation.uncertainty import Range, in_the_middle, input_ranges, interval, sample_answers
 from benchmarks.simulator_validation.answers import step_example
-from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
+from launch.errors import ConfigError
 from models.decoder import init_decoder
 from models.lora import LoraConfig, adapted_layers
 from models.published import DECODERS

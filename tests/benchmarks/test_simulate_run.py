@@ -13,8 +13,8 @@ from benchmarks.simulation.answer import resolve_pair, run
 from benchmarks.simulation.machine import Evidence, round_costs
 from benchmarks.simulation.options import SimulateArgs
 from benchmarks.simulation.uncertainty import input_ranges
-from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
+from launch.errors import ConfigError
 from launch.run.records import as_recorded
 from specjax.types import Mixture
 from tests.benchmarks.points import read_options, run_drafted, run_plain, speedups

@@ -12,8 +12,8 @@ from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from configs.qwen3_math import base
 from configs.schema import RolloutOptions, RunConfig
-from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe, recipes
+from launch.errors import ConfigError
 from launch.setup.problems import build_problems
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy

@@ -26,10 +26,10 @@ import numpy as np
 
 from configs.override import override
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError
 from launch.cli.fields import Field, fields_of
 from launch.cli.recipe_options import COMPARE, DIAGNOSE, DISTILL, EVALUATE, EXPORT, GENERATE, RECIPE_ONLY, TRAIN, reads
 from launch.cli.recipes import load_recipe
+from launch.errors import ConfigError
 from models.params import fitting_params
 
 LIMIT_S = 10.0

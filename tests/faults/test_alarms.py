@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from configs.override import override
-from launch.cli.console import wide_console
-from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.cli.recipe_options import SAME_AS_RUN
 from launch.cli.recipes import load_recipe, recipes
+from launch.console import wide_console
+from launch.errors import ConfigError
 from launch.run.console import STAGES, StepPrinter
 from launch.run.draft_monitor import acceptance_alarm, diagnose_command
 from launch.run.metric_log import STANDARD_METRICS

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from launch.cli.errors import ConfigError
 from launch.data.answer_files import load_answers
 from launch.data.problems import read_problems
 from launch.data.tokenizers import HuggingFaceTokenizer
+from launch.errors import ConfigError
 from tests.launch.tokenizer_files import WORDS, change, write_word_tokenizer
 from tests.refusals import refuses
 

@@ -11,10 +11,10 @@ import pytest
 
 from configs.override import override
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError
 from launch.data import chat_template
 from launch.data.problems import Problem, read_problems
 from launch.data.prompts import prompt_fields
+from launch.errors import ConfigError
 from launch.run import pin_references
 from launch.run.directory import open_run, record_config
 from launch.run.pin_references import with_commits

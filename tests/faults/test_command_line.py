@@ -12,13 +12,14 @@ import pytest
 import launch.evaluate
 import launch.train
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError, plain_warnings
 from launch.cli.fields import fields_of
 from launch.cli.functions import load_function
 from launch.cli.option_search import SYNONYMS, named_like
-from launch.cli.options import parse_run, run_program
+from launch.cli.options import parse_run
+from launch.cli.program import plain_warnings, run_program
 from launch.cli.recipe_options import GENERATE, TRAIN
 from launch.cli.recipes import load_recipe
+from launch.errors import ConfigError
 from tests.refusals import assert_refused, refuses
 
 EXITS = (

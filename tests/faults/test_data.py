@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from launch.cli.errors import ConfigError
 from launch.data.batches import PromptTable
 from launch.data.problems import Problem, read_problems, split
 from launch.data.prompts import Message, prompt_fields, prompt_text
 from launch.data.responses import worked_solutions
 from launch.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from launch.errors import ConfigError
 from tests.launch.tokenizer_files import WORDS, change, write_word_tokenizer
 from tests.refusals import refuses
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from launch.cli.errors import ConfigError
 from launch.data import hub as hub_module
 from launch.data.hub import checkpoint_directory, hub_name
 from launch.data.prompts import Conversation, Message
 from launch.data.tokenizer_files import copy_tokenizer
 from launch.data.tokenizers import HuggingFaceTokenizer
+from launch.errors import ConfigError
 from tests.launch.conftest import hub as hub  # noqa: PLC0414
 from tests.launch.local_hub import LocalHub
 from tests.launch.tokenizer_files import WORDS, write_word_tokenizer
@@ -22,8 +22,8 @@ from tests.refusals import refuses
 
 MODEL = "org/model"
 FETCH = """
-from launch.cli.console import console
-from launch.cli.signals import StopSignals, owning_process
+from launch.console import console
+from launch.phases.signals import StopSignals, owning_process
 from launch.data.hub import checkpoint_directory
 with owning_process(), StopSignals(console.print):
     checkpoint_directory("model.path", "org/model")

@@ -14,8 +14,8 @@ import pytest
 
 import launch.train
 from configs.schema import RolloutOptions, RunConfig
-from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
+from launch.errors import ConfigError
 from launch.evaluation.one_prompt import answer_prompt
 from launch.run.console import logprob_alarm
 from launch.run.learning_checks import ADVANTAGES, LEAST_GROUPS, PATIENCE, CutCompletions, LearningSignal

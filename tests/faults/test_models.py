@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from configs.override import override
 from configs.schema.networks import DraftConfig, ModelConfig
-from launch.cli.errors import ConfigError
+from launch.errors import ConfigError
 from launch.setup.conversion import ConvertArgs, convert
 from launch.setup.experiment import build_experiment
 from models.checkpoints.draft import load_draft_checkpoint, load_named_draft, save_draft_checkpoint, save_named_draft

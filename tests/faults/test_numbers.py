@@ -24,7 +24,7 @@ import models
 import specjax
 from configs.schema import RolloutOptions
 from launch.cli import paths
-from launch.cli.errors import ConfigError
+from launch.errors import ConfigError
 from specjax.options import Options, alternatives
 from specjax.parallel.memory import check_memory, device_memory, growing, peak_gib
 from specjax.parallel.mesh import MeshConfig, make_mesh

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import launch.generate
-from launch.cli.errors import ConfigError
+from launch.errors import ConfigError
 from tests.launch.tokenizer_files import write_word_tokenizer
 from tests.refusals import refuses
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch.cli.errors import ConfigError, Stopped
+from launch.errors import ConfigError, Stopped
 from specjax.parallel.messages import decode, encode
 from tests.faults.test_index import HERE
 from tests.refusals import refuses

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import launch.cli.paths
-from launch.cli.errors import ConfigError
 from launch.cli.paths import CHECKPOINTS
+from launch.errors import ConfigError
 from specjax.checkpoint import SCORE
 from tests.refusals import refuses
 

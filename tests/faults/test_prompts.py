@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launch.cli.errors import ConfigError
 from launch.data.answer_files import answer_records, load_answers
 from launch.data.batches import PromptTable
 from launch.data.problems import Problem, read_problems
 from launch.data.prompts import Conversation, Message, prompt_text, tools_of
 from launch.data.responses import Answers
 from launch.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from launch.errors import ConfigError
 from launch.evaluation.one_prompt import given_problem
 from tests.launch.tokenizer_files import WORDS, change, write_word_tokenizer
 from tests.refusals import refuses

@@ -12,9 +12,9 @@ import pytest
 
 import launch.data.data_files
 from configs.schema import DataConfig, RunConfig
-from launch.cli.errors import ConfigError
 from launch.data.problems import read_problems
 from launch.data.records import read_records
+from launch.errors import ConfigError
 from launch.run.pin_references import with_commits
 from launch.setup.problems import build_problems
 from tests.refusals import refuses

@@ -13,7 +13,7 @@ from jax.experimental import io_callback
 import launch.run.checks as checks
 from configs.schema import AsynchronousConfig, DraftConfig, ModelConfig
 from configs.tiny import config as tiny
-from launch.cli.errors import ConfigError
+from launch.errors import ConfigError
 from launch.setup.experiment import Experiment, _check_experts, build_experiment
 from launch.setup.memory import check_rollout
 from models.files import read_json

@@ -20,10 +20,10 @@ import pytest
 
 import launch.train
 from configs.schema import LogConfig, RunConfig
-from launch.cli.console import console
-from launch.cli.errors import ConfigError
-from launch.cli.lock import LOCK_FILE, exclusive
+from launch.console import console
 from launch.costs.cost_table import read_cells
+from launch.errors import ConfigError
+from launch.phases.lock import LOCK_FILE, exclusive
 from launch.report import write_report
 from launch.run.directory import CHECKPOINTS, open_run, record_config
 from launch.run.history import cut_after, missing_history, records_of
@@ -43,7 +43,7 @@ HOLDER = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from launch.cli.lock import exclusive
+from launch.phases.lock import exclusive
 with exclusive("out", Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -217,8 +217,8 @@ import resource, signal
 from pathlib import Path
 from types import SimpleNamespace
 import jax.numpy as jnp
-from launch.cli.options import run_program
-from launch.cli.long_phases import LongPhases
+from launch.cli.program import run_program
+from launch.phases.long_phases import LongPhases
 from specjax.checkpoint import Checkpointer
 from specjax.checkpoint_integrity import DamagedSave, set_damaged_aside, write_manifest
 from specjax.types import Params, TrainState

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from configs.schema import DataConfig, RewardConfig, RolloutOptions, RunConfig
-from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
 from launch.data.arithmetic import ALPHABET
 from launch.data.problems import Problem
 from launch.data.stop_strings import find_stop_strings
 from launch.data.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
+from launch.errors import ConfigError
 from launch.evaluation.one_prompt import answer_text
 from launch.evaluation.report import set_report
 from launch.evaluation.sampler import Sampled

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from configs.schema.rewards import RewardConfig
-from launch.cli.errors import ConfigError
 from launch.data.problems import Problem, read_problems
 from launch.data.tokenizers import ByteTokenizer
+from launch.errors import ConfigError
 from launch.rewards.answers import Completion
 from launch.rewards.host_scorer import HostScorer, as_object
 from launch.rewards.reader import AnswerReader

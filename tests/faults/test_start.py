@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from configs.override import override
-from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
+from launch.errors import ConfigError
 from launch.setup.experiment import build_experiment
 from tests.refusals import assert_refused
 

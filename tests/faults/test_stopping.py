@@ -21,15 +21,15 @@ import pytest
 from rich.console import Console
 
 import launch.evaluate
-from launch.cli import progress
-from launch.cli.errors import ConfigError, Stopped
-from launch.cli.long_phase import SAVE_EVERY_S
-from launch.cli.long_phases import UNFINISHED, LongPhases, options_text
 from launch.cli.options import parse_run
-from launch.cli.progress import Progress
 from launch.distillation.cost import DistillationCost
 from launch.distillation.trainer import distill
+from launch.errors import ConfigError, Stopped
 from launch.evaluation.options import EvaluateArgs
+from launch.phases import progress
+from launch.phases.long_phase import SAVE_EVERY_S
+from launch.phases.long_phases import UNFINISHED, LongPhases, options_text
+from launch.phases.progress import Progress
 from launch.run.pin_references import with_step
 from launch.run.supervised_warmup import warm_up
 from launch.setup.experiment import Experiment, build_experiment

@@ -16,11 +16,11 @@ from threading import Thread
 import pytest
 
 from configs.schema import HostsConfig
-from launch.cli import failures, rendezvous
-from launch.cli.console import ProgressConsole
-from launch.cli.errors import ConfigError, RunStopped
-from launch.cli.options import run_program
-from launch.cli.rendezvous import wait_for_all
+from launch.cli.program import run_program
+from launch.console import ProgressConsole
+from launch.errors import ConfigError, RunStopped
+from launch.jobs import failures, rendezvous
+from launch.jobs.rendezvous import wait_for_all
 from specjax.parallel import listener, streams
 from specjax.parallel.listener import Listener, NotAdmittedError, call, read, read_line, send
 from specjax.parallel.streams import offer, receive
@@ -241,7 +241,7 @@ def test_row_82_without_descriptors_no_one_is_accepted_in_a_loop(monkeypatch: py
 SMALL = """
 import resource, sys
 from configs.schema import HostsConfig
-from launch.cli.rendezvous import wait_for_all
+from launch.jobs.rendezvous import wait_for_all
 from specjax.parallel.streams import offer
 from threading import Thread
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))

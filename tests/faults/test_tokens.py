@@ -10,13 +10,13 @@ import pytest
 
 from configs.override import override
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.data.answer_files import load_answers
 from launch.data.problems import Problem
 from launch.data.responses import worked_solutions
 from launch.data.tokenizer_files import state_stops
 from launch.data.tokenizers import Tokenizer, token_texts
+from launch.errors import ConfigError
 from launch.rewards.reward_fn import traced_exact
 from launch.setup.experiment import build_experiment
 from launch.setup.problems import build_tokenizer

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.cli import progress
-from launch.cli.options import run_program
+from launch.cli.program import run_program
 from launch.data.hub import fetch
+from launch.phases import progress
 from tests.launch.checkpoints import write_checkpoint, write_problems
 from tests.launch.local_hub import LocalHub, serving
 from tests.launch.programs import SHRUNK, Options, Refusal

@@ -16,10 +16,10 @@ import jax
 import numpy as np
 
 import launch.compare as program
-from launch.cli.long_phases import LongPhases
 from launch.comparison.options import CompareArgs
 from launch.comparison.stage_times import STAGES
 from launch.comparison.variants import PLAIN, StepTime
+from launch.phases.long_phases import LongPhases
 from specjax.types import Rollout
 
 WAYS = "exception", "memory", "kill", "abort"

@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from launch.cli.errors import ConfigError
 from launch.data.arithmetic import arithmetic
 from launch.data.batches import PromptPipeline, PromptTable, fixed_batches, prompt_pipeline
 from launch.data.problems import Problem
 from launch.data.responses import worked_solutions
 from launch.data.tokenizers import ByteTokenizer
+from launch.errors import ConfigError
 from tests.refusals import refuses
 
 TOKENIZER = ByteTokenizer()

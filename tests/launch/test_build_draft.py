@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 
 import launch.train
 from configs.schema.networks import DRAFT_KINDS
-from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
+from launch.errors import ConfigError
 from launch.setup.draft import BUILDERS
 from launch.setup.drafts.base import FeatureDraft, PublicLayout
 from launch.setup.drafts.block import BlockDraft

@@ -12,10 +12,11 @@ from configs.algorithms import ALGORITHMS, with_algorithm
 from configs.override import override
 from configs.schema import RunConfig
 from launch.cli import recipe_options
-from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.fields import fields_of
-from launch.cli.options import parse, parse_run, parse_run_and, run_program, use_compile_cache
+from launch.cli.options import parse, parse_run, parse_run_and
+from launch.cli.program import run_program, use_compile_cache
 from launch.cli.recipes import load_recipe, recipes
+from launch.errors import ConfigError, RunStopped
 from tests.launch.programs import argv
 from tests.refusals import assert_refused, refuses
 

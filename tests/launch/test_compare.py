@@ -19,8 +19,6 @@ from rich.console import Console
 
 import launch.compare
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError, Stopped
-from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.cli.options import parse_run
 from launch.comparison.asynchronous import NOTE
 from launch.comparison.closing import check_comparison, compare_steps
@@ -37,6 +35,8 @@ from launch.comparison.stage_times import (
     time_variants,
 )
 from launch.comparison.variants import StepTime
+from launch.errors import ConfigError, Stopped
+from launch.phases.long_phases import NOT_KEPT, LongPhases
 from launch.rewards.reward_fn import make_reward
 from launch.setup.experiment import Experiment, build_experiment
 from launch.setup.state import fresh_state

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from launch.cli.errors import ConfigError
 from launch.convert import main
+from launch.errors import ConfigError
 from models.checkpoints.draft import load_draft_checkpoint
 from models.checkpoints.made_for import MadeFor, read_made_for, state_made_for
 from models.files import CARRIED, CARRIED_TENSORS, read_json

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch.cli.errors import ConfigError
-from launch.cli.long_phases import NOT_KEPT, LongPhases
 from launch.costs.cost_table import CostTable, load_cells
+from launch.errors import ConfigError
+from launch.phases.long_phases import NOT_KEPT, LongPhases
 from specjax.cost import Acceptance, Cell, Drafting, init_drafting, unmeasured
 from specjax.rollout.plan import Phase, RolloutConfig
 from specjax.train.draft.schedule import DraftTrainingConfig

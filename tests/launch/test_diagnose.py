@@ -17,8 +17,6 @@ import launch.diagnosis.acceptance
 import launch.diagnosis.alternatives
 import launch.diagnosis.diagnose
 from configs.override import override
-from launch.cli.errors import ConfigError
-from launch.cli.long_phases import LongPhases
 from launch.cli.recipes import load_recipe
 from launch.diagnosis.acceptance import rates
 from launch.diagnosis.alternatives import alternatives
@@ -28,6 +26,8 @@ from launch.diagnosis.observed import Observed, observe
 from launch.diagnosis.predicted import make_overlaps
 from launch.diagnosis.summary import Diagnosis
 from launch.distillation.trainer import distill
+from launch.errors import ConfigError
+from launch.phases.long_phases import LongPhases
 from launch.run.directory import record_config
 from launch.setup.drafts.eagle3 import Eagle3Draft
 from launch.setup.experiment import Experiment, build_experiment

@@ -16,10 +16,10 @@ import pytest
 
 import launch.distill
 import launch.train
-from launch.cli.long_phases import LongPhases
 from launch.cli.options import parse_run
 from launch.distillation.acceptance import AcceptanceMeter
 from launch.distillation.trainer import DraftTrainer, distill
+from launch.phases.long_phases import LongPhases
 from launch.setup.experiment import build_experiment
 from models.checkpoints.draft import load_draft_checkpoint, save_draft_checkpoint
 from models.checkpoints.made_for import MadeFor, read_made_for, state_made_for

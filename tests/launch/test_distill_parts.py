@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from configs.override import override
-from launch.cli.long_phases import NOT_KEPT
 from launch.data.answer_files import answer_records, load_answers
 from launch.data.arithmetic import ALPHABET
 from launch.data.batches import PromptTable
@@ -23,6 +22,7 @@ from launch.data.tokenizers import CharacterTokenizer
 from launch.distillation.acceptance import DraftRecords, count_drafts, length_buckets
 from launch.distillation.teacher_outputs import TeacherOutputCache, picks_of_step
 from launch.distillation.trainer import DraftTrainer
+from launch.phases.long_phases import NOT_KEPT
 from launch.setup.draft_vocabulary import most_frequent
 from specjax.adapters import joined, merged
 from specjax.log_probs import teacher_forced

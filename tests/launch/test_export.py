@@ -11,8 +11,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import launch.export
-from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
+from launch.errors import ConfigError
 from launch.run.export import made_for
 from launch.setup.experiment import Experiment, build_experiment
 from models.checkpoints.draft import load_draft_checkpoint

@@ -21,11 +21,11 @@ import pytest
 
 from configs.schema import AsynchronousConfig, HostsConfig, MeshConfig
 from configs.tiny import config
-from launch.cli.errors import RunStopped, Stopped
-from launch.cli.failures import fail
-from launch.cli.hosts import common, join_hosts, launched_by_a_cluster
-from launch.cli.rendezvous import wait_for_all
-from launch.cli.silence import place_of
+from launch.errors import RunStopped, Stopped
+from launch.jobs.failures import fail
+from launch.jobs.hosts import common, join_hosts, launched_by_a_cluster
+from launch.jobs.rendezvous import wait_for_all
+from launch.jobs.silence import place_of
 from specjax.parallel.messages import decode, encode
 from tests.jobs import finish_job, free_port, start_job
 from tests.launch.processes import children
@@ -113,19 +113,19 @@ def test_all_processes_are_found() -> None:
 
 
 def test_two_processes_of_one_index_are_refused_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launch.cli.rendezvous._FAILED_WITHIN_S", 0.5)  # until when process 0 waits for process 2
+    monkeypatch.setattr("launch.jobs.rendezvous._FAILED_WITHIN_S", 0.5)  # until when process 0 waits for process 2
     assert call_all((0, 3), (1, 3), (1, 3)) == ["two processes have hosts.index = 1"] * 3
 
 
 def test_different_counts_are_refused_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where there are more processes than process 0 knows of."""
-    monkeypatch.setattr("launch.cli.rendezvous._FAILED_WITHIN_S", 2.0)
+    monkeypatch.setattr("launch.jobs.rendezvous._FAILED_WITHIN_S", 2.0)
     refusals = call_all((0, 2), (1, 3), (2, 3))
     assert refusals == [refusals[0]] * 3 and refusals[0].endswith("has hosts.count = 3, and process 0 has 2")
 
 
 def test_a_missing_process_is_named_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("launch.cli.rendezvous._RETRY_S", 0.02)  # process 1 may call before process 0 listens
+    monkeypatch.setattr("launch.jobs.rendezvous._RETRY_S", 0.02)  # process 1 may call before process 0 listens
     assert call_all((0, 3), (1, 3), within_s=2.0) == ["process 2 is missing after 2 s"] * 2
 
 
@@ -145,7 +145,7 @@ def test_a_process_that_fails_before_the_job_begins_is_named_in_each(failing: in
 
 def test_a_process_too_many_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_TAKEN_WITHIN_S", "_RETRY_S"):
-        monkeypatch.setattr(f"launch.cli.rendezvous.{name}", 0.1)
+        monkeypatch.setattr(f"launch.jobs.rendezvous.{name}", 0.1)
     with socketserver.TCPServer(("", 0), socketserver.BaseRequestHandler) as begun:  # hangs up, as JAX does
         threading.Thread(target=begun.serve_forever, args=(0.01,)).start()
         (refusal,) = call_all((1, 2), port=begun.server_address[1], within_s=20)
@@ -173,9 +173,10 @@ import time
 import jax
 from jax.sharding import PartitionSpec as P
 from configs.schema.rewards import RewardConfig
-from launch.cli.hosts import join_hosts
-from launch.cli.options import parse_run, run_program
-from launch.cli.silence import note_progress
+from launch.jobs.hosts import join_hosts
+from launch.cli.options import parse_run
+from launch.cli.program import run_program
+from launch.jobs.silence import note_progress
 from launch.rewards.workers import RewardPool
 from specjax.parallel import processes
 from specjax.parallel.mesh import MeshConfig, make_mesh

@@ -10,9 +10,9 @@ import pytest
 import launch.train
 from configs.override import override
 from configs.schema import DataConfig, ModelConfig, RunConfig
-from launch.cli.errors import ConfigError
 from launch.data.hub import checkpoint_directory, fetch, hub_name
 from launch.data.problems import read_problems
+from launch.errors import ConfigError
 from launch.run.pin_references import with_commits
 from tests.launch.checkpoints import write_checkpoint, write_problems
 from tests.launch.local_hub import LocalHub

@@ -15,16 +15,17 @@ from rich.console import Console
 
 from configs.schema import RunConfig
 from configs.schema.rewards import RewardConfig
-from launch.cli import progress, run_clock, silence
-from launch.cli.console import ProgressConsole
-from launch.cli.errors import ConfigError, Stopped
-from launch.cli.long_phases import OPTIONS, UNFINISHED, LongPhases, long_phases_beside
 from launch.cli.options import parse_run
 from launch.cli.paths import new_output_directory
-from launch.cli.progress import Progress
-from launch.cli.run_clock import PARTS, describe_seconds, run_part, run_seconds, timed_run
+from launch.console import ProgressConsole
 from launch.costs.turns import timed_turns
 from launch.data.problems import Problem
+from launch.errors import ConfigError, Stopped
+from launch.jobs import silence
+from launch.phases import progress, run_clock
+from launch.phases.long_phases import OPTIONS, UNFINISHED, LongPhases, long_phases_beside
+from launch.phases.progress import Progress
+from launch.phases.run_clock import PARTS, describe_seconds, run_part, run_seconds, timed_run
 from launch.rewards.reward_fn import unscorable_answers
 from launch.setup.experiment import build_experiment
 from specjax.checkpoint_integrity import MANIFEST

@@ -13,7 +13,7 @@ import pytest
 import launch.evaluation.sampler
 from configs.override import override
 from configs.schema.networks import DraftConfig, LookupConfig
-from launch.cli.errors import ConfigError
+from launch.errors import ConfigError
 from launch.setup.experiment import build_experiment
 from launch.setup.networks import Networks
 from launch.setup.state import fresh_state

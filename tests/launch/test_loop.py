@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from configs.tiny import config as tiny
-from launch.cli.errors import RunStopped
+from launch.errors import RunStopped
 from launch.evaluation.sampler import Evaluation
 from launch.run.logs import RunLogs, check_lag
 from launch.run.loop import TrainingLoop

@@ -12,9 +12,9 @@ import pytest
 import launch.setup.networks
 from configs.override import override
 from configs.schema import RunConfig
-from launch.cli.long_phases import LongPhases
 from launch.cli.options import parse_run
-from launch.cli.signals import StopSignals
+from launch.phases.long_phases import LongPhases
+from launch.phases.signals import StopSignals
 from launch.run.directory import open_run
 from launch.run.networks import restore_params
 from launch.run.pin_references import with_commits

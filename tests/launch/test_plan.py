@@ -12,8 +12,8 @@ import launch.plan.plan
 import launch.train
 from configs.override import override
 from configs.schema import RunConfig
-from launch.cli.errors import RunStopped
 from launch.cli.recipes import load_recipe
+from launch.errors import RunStopped
 from launch.plan import devices
 from launch.plan.__main__ import main
 from launch.plan.alternatives import alternatives

@@ -10,8 +10,8 @@ import pytest
 import launch.plan.plan
 from configs.override import override
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError, RunStopped
 from launch.cli.options import parse_run
+from launch.errors import ConfigError, RunStopped
 from launch.plan import devices
 from launch.plan.__main__ import main
 from launch.plan.alternatives import smaller_rollouts

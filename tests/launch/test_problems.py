@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from configs.schema import DataConfig, ModelConfig, RunConfig
-from launch.cli.errors import ConfigError
 from launch.data.arithmetic import arithmetic
 from launch.data.problems import Problem, read_problems, split
 from launch.data.prompts import Message
+from launch.errors import ConfigError
 from launch.rewards.scorers import load_scorer
 from launch.setup.problems import Problems, build_problems, check_sources
 from tests.refusals import refuses

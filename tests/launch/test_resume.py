@@ -19,9 +19,9 @@ import pytest
 
 from configs.override import override
 from configs.schema import RunConfig
-from launch.cli.errors import ConfigError
-from launch.cli.long_phases import NOT_KEPT, LongPhases
-from launch.cli.signals import StopSignals
+from launch.errors import ConfigError
+from launch.phases.long_phases import NOT_KEPT, LongPhases
+from launch.phases.signals import StopSignals
 from launch.run.directory import open_run
 from launch.run.networks import restore_params
 from launch.setup.experiment import build_experiment

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from configs.schema.rewards import LengthConfig, RewardConfig
-from launch.cli.errors import ConfigError
 from launch.cli.options import parse_run
 from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer
+from launch.errors import ConfigError
 from launch.rewards.host_scorer import HostScorer, length_penalty
 from launch.rewards.reader import AnswerReader
 from launch.rewards.reward_fn import final_answer_of, function_reward

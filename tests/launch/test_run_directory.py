@@ -12,8 +12,8 @@ import pytest
 import launch.train
 from configs.override import override
 from configs.schema import CheckpointConfig, EvalConfig, RunConfig
-from launch.cli.errors import ConfigError
 from launch.cli.recipes import load_recipe
+from launch.errors import ConfigError
 from launch.rewards.code import code_of_function, code_of_modules
 from launch.run.directory import CHECKPOINTS, can_resume, open_run, record_config
 from launch.run.records import as_recorded, differences

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from launch.cli.options import parse_run
-from launch.cli.signals import SIGNALS, StopSignals
+from launch.phases.signals import SIGNALS, StopSignals
 from launch.setup.experiment import build_experiment
 from models.checkpoints.draft import load_draft_checkpoint
 from specjax.checkpoint_integrity import check_manifest
@@ -42,7 +42,7 @@ def test_the_first_signal_is_only_recorded(number: signal.Signals):
 
 BUSY = """
 import hashlib
-from launch.cli.signals import StopSignals, owning_process
+from launch.phases.signals import StopSignals, owning_process
 with owning_process(), StopSignals(lambda said: print(said, flush=True)):
     print("begun", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # in which Python handles no signal

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from launch.cli.errors import ConfigError
 from launch.data.stop_strings import find_stop_strings, until_stop, vocabulary_of
 from launch.data.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
+from launch.errors import ConfigError
 from launch.rewards.answers import before_stop
 from specjax.rollout.stop_strings import FOUND, StopStrings, automaton_of
 from tests.launch.tokenizer_files import change, write_word_tokenizer

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from launch import supervise
-from launch.cli.errors import ConfigError
 from launch.cli.paths import CONFIG_FILE
-from launch.cli.supervision import Supervisor
+from launch.errors import ConfigError
+from launch.jobs.supervision import Supervisor
 from tests.refusals import refuses
 
 # A program that ends with JAX's log of another process's death. STARTS counts the starts.
@@ -45,7 +45,7 @@ KILL = "os.kill(os.getpid(), 9)"
 def run(directory: Path, death: str, deaths: int, restarts: int = 2) -> tuple[int, list[str], list[str]]:
     """Return the exit code, the arguments of each start, and the supervisor's output."""
     command, said = [sys.executable, "-c", SCRIPT.format(death=death, deaths=deaths), str(directory)], list[str]()
-    code = Supervisor(command, directory, restarts, 0.0, said.append).supervise()
+    code = Supervisor(command, directory / "config.json", restarts, 0.0, said.append).supervise()
     return code, (directory / "starts").read_text().splitlines(), said
 
 

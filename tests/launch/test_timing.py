@@ -10,8 +10,8 @@ import pytest
 from benchmarks.bench.models import BenchNetworks, random_networks, random_prompts
 from benchmarks.bench.rollout_timer import RolloutTimer
 from benchmarks.bench.stubs import FreeDrafter
-from launch.cli.compilation import CompileClock
 from launch.costs.round_timer import RoundTimer, TimedRounds
+from launch.phases.compile_clock import CompileClock
 from launch.timing import describe_interval, format_interval, geometric_mean, interleaved, interval, minus_startup
 from specjax.drafters import NoDrafter
 from specjax.keys import seed_step

@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from launch.cli.errors import ConfigError
 from launch.data.prompts import Message
 from launch.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from launch.errors import ConfigError
 from tests.launch.tokenizer_files import WORDS, change, write_word_tokenizer
 from tests.refusals import refuses
 

@@ -15,7 +15,7 @@ import launch.trainer
 from configs.override import override
 from configs.schema import RunConfig
 from configs.tiny import config as tiny
-from launch.cli.errors import ConfigError
+from launch.errors import ConfigError
 from launch.setup.experiment import Experiment
 from launch.setup.problems import build_problems
 from launch.trainer import TrainedRun, train

@@ -7,7 +7,7 @@ import pytest
 
 from configs.schema import LogConfig
 from configs.tiny import config as tiny
-from launch.cli.errors import ConfigError
+from launch.errors import ConfigError
 from launch.run.metric_log import MetricLog, check_wandb, wandb_log
 from tests.launch.programs import fake_wandb
 from tests.refusals import refuses

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.cli.signals import StopSignals
+from launch.phases.signals import StopSignals
 from models.checkpoints.orbax import restore_params, write_checkpoint
 from models.files import new_directory
 from specjax.asynchronous.program_timer import ProgramTimer

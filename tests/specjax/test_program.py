@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.cli.compilation import CompileClock
+from launch.phases.compile_clock import CompileClock
 from specjax.program import Program, _threads, dropping_compilations, finish_compiling
 from tests.compiled import compilations, compiled_late
 from tests.specjax.training import mesh_of

@@ -11,9 +11,9 @@ import numpy as np
 from jax.sharding import Mesh
 
 from configs.schema import HEADS, DraftConfig, RunConfig
-from launch.cli.errors import ConfigError
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
+from launch.errors import ConfigError
 from launch.setup.draft_vocabulary import frequent_tokens
 from models.checkpoints.draft import SavedDraft, save_named_draft
 from models.checkpoints.made_for import MadeFor

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from configs.schema import DraftConfig
-from launch.cli.errors import ConfigError
 from launch.data.tokenizers import Tokenizer
+from launch.errors import ConfigError
 from launch.setup.drafts.base import Draft, DraftContext, FeatureDraft, PublicLayout, own_vocabulary, param_dtype
 from launch.setup.drafts.saved_head import fit_head
 from launch.setup.policy import random_params

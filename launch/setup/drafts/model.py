@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from launch.cli.errors import ConfigError
+from launch.errors import ConfigError
 from launch.setup.drafts.base import Draft, DraftContext, PublicLayout
 from launch.setup.policy import build_decoder, check_exportable, longest_sequence
 from models.config import DecoderConfig

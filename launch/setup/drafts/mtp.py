@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from functools import partial
 
-from launch.cli.errors import ConfigError
 from launch.data.hub import checkpoint_directory
+from launch.errors import ConfigError
 from launch.setup.drafts.base import Draft, DraftContext, with_options
 from launch.setup.policy import random_params
 from models.drafts.mtp import CONVENTIONS, MTPConfig, init_mtp, make_mtp, mtp_config

@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from configs.schema import BLOCKS, HEADS, DraftConfig, RunConfig
-from launch.cli.errors import ConfigError, as_config_error
 from launch.data.hub import checkpoint_directory
+from launch.errors import ConfigError, as_config_error
 from models.checkpoints.draft import SavedDraft, init_of, load_draft_checkpoint, read_draft_config
 from models.config import DecoderConfig
 from models.drafts.block import BlockConfig

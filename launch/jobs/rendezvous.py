@@ -6,7 +6,7 @@ import socket
 import time
 
 from configs.schema import HostsConfig
-from launch.cli.errors import RunStopped, one_line
+from launch.errors import RunStopped, one_line
 from specjax.parallel.listener import ANSWER_WITHIN_S, Listener, NotAdmittedError, call, read_line
 
 # Processes have no secret before they meet. JAX's coordinator, which takes the port after this, asks for none either.

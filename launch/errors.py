@@ -1,7 +1,5 @@
 """Errors that end a program with a line for each."""
 
-import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -74,27 +72,3 @@ def one_line(text: object, letters: int | None = None) -> str:
 def printable(text: str) -> str:
     """Return text in which what a terminal would obey, except line breaks and tabs, becomes a space."""
     return "".join(letter if letter.isprintable() or letter in "\n\t" else " " for letter in text)
-
-
-def plain_warnings() -> None:
-    """Let warnings of the logging module begin as others of a program do, without the name of a Python module."""
-    # Libraries install this handler while they are imported, after which basicConfig has no effect.
-    for handler in logging.root.handlers:
-        if type(handler) is logging.StreamHandler:
-            handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-
-
-def silence_writers() -> None:
-    """Drop messages of Orbax's and TensorStore's threads about a failed write. The same error is also raised.
-
-    After the first error, Orbax closes its event loop, but the threads of other arrays still report to it.
-    """
-    for name in ("absl", "asyncio"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-    report = sys.unraisablehook
-
-    def drop(unraisable: "sys.UnraisableHookArgs") -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            report(unraisable)
-
-    sys.unraisablehook = drop

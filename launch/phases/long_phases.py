@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launch.cli.console import console
-from launch.cli.errors import ConfigError, as_config_error
-from launch.cli.lock import LOCK_FILE, exclusive, held_by_primary
-from launch.cli.long_phase import LongPhase, newest_state
-from launch.cli.signals import StopSignals
+from launch.console import console
+from launch.errors import ConfigError, as_config_error
+from launch.phases.lock import LOCK_FILE, exclusive, held_by_primary
+from launch.phases.long_phase import LongPhase, newest_state
+from launch.phases.signals import StopSignals
 from models.files import check_file, write_atomically
 from specjax.checkpoint_integrity import DamagedSave, check_manifest
 from specjax.parallel import processes

@@ -8,9 +8,9 @@ from pathlib import Path
 import jax
 import orbax.checkpoint as ocp
 
-from launch.cli.errors import Stopped, as_config_error
-from launch.cli.progress import Progress
-from launch.cli.signals import StopSignals
+from launch.errors import Stopped, as_config_error
+from launch.phases.progress import Progress
+from launch.phases.signals import StopSignals
 from models.files import new_directory, one_line_errors
 from specjax.checkpoint_integrity import write_manifest
 from specjax.parallel import processes

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-from launch.cli.compilation import CompileClock
+from launch.phases.compile_clock import CompileClock
 
 COMPILING, OTHER, TOTAL = "compiling", "other", "total"
 # The part that a phase belongs to, by how its name begins. Another phase is a part of its own.

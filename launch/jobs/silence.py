@@ -11,8 +11,8 @@ from types import FrameType
 
 import jax
 
-from launch.cli.errors import one_line
-from launch.cli.failures import end_job
+from launch.errors import one_line
+from launch.jobs.failures import end_job
 from specjax.parallel import processes
 
 TOPIC = "progress"

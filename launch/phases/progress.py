@@ -9,9 +9,9 @@ from typing import Self
 from rich.console import Console
 from rich.status import Status
 
-from launch.cli.console import console
-from launch.cli.run_clock import run_part
-from launch.cli.silence import note_progress
+from launch.console import console
+from launch.jobs.silence import note_progress
+from launch.phases.run_clock import run_part
 
 LOG_EVERY_S = 10.0
 

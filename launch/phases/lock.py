@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from launch.cli.errors import ConfigError
+from launch.errors import ConfigError
 from specjax.parallel import processes
 
 LOCK_FILE = ".lock"

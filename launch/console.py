@@ -4,8 +4,8 @@ from typing import Any
 
 from rich.console import Console
 
-from launch.cli.errors import printable
-from launch.cli.silence import note_progress
+from launch.errors import printable
+from launch.jobs.silence import note_progress
 
 
 class ProgressConsole(Console):

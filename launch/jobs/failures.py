@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -12,11 +13,20 @@ from typing import NoReturn
 import jax
 
 from configs.schema import HostsConfig
-from launch.cli.errors import one_line
-from launch.cli.rendezvous import tell_failure
+from launch.errors import first_line, one_line
+from launch.jobs.rendezvous import tell_failure
 from specjax.parallel import processes
 
 TOPIC = "failures"
+# Exit code of a process that ends because another one of its job died. JAX uses the same code, the one of an abort.
+LOST_PEER = 134
+# Start of the line that reports it.
+LOST = "error: lost a process of the job:"
+# Time to wait until JAX names the lost process. If this process ended at once, it would count as dead too.
+_NAMED_WITHIN_S = 60
+_CONTACT_ERRORS = re.compile(
+    "gloo|nccl|connection (closed|reset|refused)|socket closed|coordination|heartbeat|barrier", re.IGNORECASE
+)
 _POLL_S = 0.5
 # A process that fails by itself at the same time says so, and is not ended by another's failure.
 _GRACE_S = 1.0
@@ -56,6 +66,19 @@ def end_job(code: int, message: str, index: int) -> NoReturn:
     with suppress(Exception):
         processes.tell(TOPIC, f"{time.time()} {code} process {index} on {platform.node()}: {message}")
     _end(code, index == 0)
+
+
+def means_lost_peer(error: Exception) -> bool:
+    """Return True if an error says that another process of the job is gone. JAX raises it in several types."""
+    unreachable = isinstance(error, jax.errors.JaxRuntimeError) and "UNAVAILABLE" in str(error)
+    return processes.count() > 1 and (unreachable or _CONTACT_ERRORS.search(str(error)) is not None)
+
+
+def lose(error: Exception) -> NoReturn:
+    """End this process after the loss of another one. Waits first: JAX names the lost process and ends this one."""
+    print(LOST, first_line(error), file=sys.stderr, flush=True)
+    time.sleep(_NAMED_WITHIN_S)
+    os._exit(LOST_PEER)  # a normal exit would wait for the lost process
 
 
 def _watch(primary: bool) -> None:

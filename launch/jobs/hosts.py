@@ -14,10 +14,10 @@ import jax
 
 from configs.override import flat
 from configs.schema import HostsConfig, RunConfig
-from launch.cli.errors import ConfigError, RunStopped, first_line, one_line
-from launch.cli.failures import watch
-from launch.cli.rendezvous import wait_for_all
-from launch.cli.silence import limit_silence
+from launch.errors import ConfigError, RunStopped, first_line, one_line
+from launch.jobs.failures import watch
+from launch.jobs.rendezvous import wait_for_all
+from launch.jobs.silence import limit_silence
 from specjax.parallel import processes
 
 # Longest allowed delay between the first and the last process to start.

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from launch.cli.hosts import HOSTS_LINE
-from launch.cli.options import LOST, LOST_PEER
-from launch.cli.paths import CONFIG_FILE
+from launch.jobs.failures import LOST, LOST_PEER
+from launch.jobs.hosts import HOSTS_LINE
 
 # Logged by run_program and by JAX's C++ code when a process has lost another one. Later lines are only of this kind.
 _LAST_LINES = re.compile(rf"{LOST}|F\d{{4}} |E\d{{4}} .*(?:coordination|heartbeat)", re.IGNORECASE)
@@ -41,16 +40,16 @@ class Supervisor:
 
     Args:
         command:  the program and its arguments, with `--out`.
-        run:      the run directory; once it has a config.json, the program is started with `--resume`.
+        begun:    the file that a run which has begun has: the program is then started with `--resume`.
         restarts: largest number of restarts.
         pause_s:  seconds to wait before a restart, so that all other processes notice the loss too.
         say:      called with one line at each death.
     """
 
     def __init__(
-        self, command: Sequence[str], run: Path, restarts: int, pause_s: float, say: Callable[[str], None]
+        self, command: Sequence[str], begun: Path, restarts: int, pause_s: float, say: Callable[[str], None]
     ) -> None:
-        self._command, self._run, self._restarts, self._pause_s, self._say = command, run, restarts, pause_s, say
+        self._command, self._begun, self._restarts, self._pause_s, self._say = command, begun, restarts, pause_s, say
         self._process: subprocess.Popen[str] | None = None
         self._stopped: int | None = None
 
@@ -74,7 +73,7 @@ class Supervisor:
                 signal.signal(number, handler)
 
     def _start(self) -> Ended:
-        resume = ["--resume"] if (self._run / CONFIG_FILE).exists() and "--resume" not in self._command else []
+        resume = ["--resume"] if self._begun.exists() and "--resume" not in self._command else []
         last_lines, hosts, ending = list[str](), dict[int, str](), False
         # In its own session, so that a signal to this process's group does not reach it twice.
         with subprocess.Popen(

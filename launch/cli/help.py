@@ -1,0 +1,73 @@
+"""Parsers of the sections of a recipe, and the help that they print."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import get_type_hints
+
+from configs.schema import RunConfig
+from launch.cli.fields import Field, summary
+from launch.cli.option_search import matching
+from launch.cli.parser import Parser
+from launch.cli.recipes import choices
+from launch.errors import ConfigError
+
+
+def help_on(
+    topic: str,
+    sections: Mapping[str, Parser],
+    fields: Sequence[Field],
+    all_fields: Sequence[Field],
+    elsewhere: Mapping[str, str],
+) -> list[Parser]:
+    """Return parsers with the help on a section, or on the options that a word names or describes.
+
+    fields:     those that the program takes.
+    all_fields: the fields of a recipe.
+    elsewhere:  by flag, why the program may not take a field.
+
+    Raises ConfigError if there is nothing on the topic.
+    """
+    if (section := topic.replace("-", "_")) in sections:
+        return [sections[section]]
+    if found := matching(topic, fields):
+        return [_group_parser(f"options for {topic!r}", found)]
+    others = "; ".join(f"{each.flag}: {elsewhere[each.flag]}" for each in matching(topic, all_fields)[:6])
+    allowed = f"must be another word, all, or a section: {', '.join(sections)}"
+    raise ConfigError(f"--help {topic!r}: {others or f'no option names or describes it; {allowed}'}")
+
+
+def overview_parser(usage: str, description: str, fields: Sequence[Field], sections: Sequence[str]) -> Parser:
+    """Return a parser of a program's own options and --help. Its help lists the sections of the recipe."""
+    epilog = "\n".join(["options of the recipe:", *(f"  {name:18}{_title(name)}" for name in sections)])
+    parser = Parser(usage=usage, description=f"{description}\nCONFIG is {choices()}.", epilog=epilog)
+    parser.add_argument(
+        *("-h", "--help"),
+        nargs="*",
+        metavar="WORD",
+        help="Show this; the options of a section, or of all; or those that another word names or describes.",
+    )
+    for field in fields:
+        field.add_to(parser)
+    return parser
+
+
+def section_parser(name: str, fields: Sequence[Field]) -> Parser:
+    """Return a parser of the options in one section of the recipe."""
+    return _group_parser(f"{name}: {_title(name)}", [field for field in fields if section_of(field) == name])
+
+
+def section_of(field: Field) -> str:
+    """Return the section of the recipe that an option is in; "run" for those of the run itself."""
+    return field.path.split(".")[0] if "." in field.path else "run"
+
+
+def _group_parser(title: str, fields: Sequence[Field]) -> Parser:
+    parser = Parser(usage=argparse.SUPPRESS)
+    group = parser.add_argument_group(title)
+    for field in fields:
+        field.add_to(group)
+    return parser
+
+
+def _title(section: str) -> str:
+    return summary(get_type_hints(RunConfig).get(section, RunConfig)).rstrip(".")
