@@ -32,7 +32,6 @@ from configs.schema import EvalConfig, LossOptions, RolloutOptions, RunConfig
 from launch.cli.program import run_program, use_compile_cache
 from launch.data.batches import fixed_batches
 from launch.evaluation.sampler import Evaluate
-from launch.phases.long_phases import LongPhases
 from launch.rewards.reward_fn import make_reward
 from launch.run.supervised_warmup import warm_up
 from launch.setup.experiment import Experiment, build_experiment
@@ -189,7 +188,7 @@ def of_others(reward_fn: RewardFn) -> RewardFn:
 
 def begin(experiment: Experiment) -> tuple[Params, Evaluate, float]:
     """Warm up. Return the parameters that every run of a task starts from, the evaluator, and their accuracy."""
-    params, evaluate = warm_up(experiment, LongPhases()), evaluator(experiment)
+    params, evaluate = warm_up(experiment), evaluator(experiment)
     return params, evaluate, evaluate(fresh_state(experiment, params, None)).accuracy
 
 

@@ -38,7 +38,6 @@ from configs import narrow
 from configs.schema import DistillConfig, RunConfig
 from launch.cli.program import run_program, use_compile_cache
 from launch.distillation.trainer import distill
-from launch.phases.long_phases import LongPhases
 from launch.run.supervised_warmup import warm_up
 from launch.setup.experiment import build_experiment
 from launch.timing import format_provenance, show_interval
@@ -96,13 +95,13 @@ def main(argv: list[str]) -> int:
     use_compile_cache()
     experiment = build_experiment(recipe(options))
     print(format_provenance("benchmarks.draft_findings"), flush=True)
-    params = warm_up(experiment, LongPhases())
+    params = warm_up(experiment)
     drafts = initial_drafts(experiment, params)
     timings = by_draft_length(experiment, drafts, options.draft_lengths, options.repeats)
     print("distilling the draft in a single pass", flush=True)
     config = experiment.config
     once = build_experiment(replace(config, draft=replace(config.draft, unroll=1)))
-    single = replace(params, draft=distill(once, params, LongPhases()).draft)
+    single = replace(params, draft=distill(once, params).draft)
     rates = by_position(experiment, {"1 pass": single, f"{config.draft.unroll} passes": drafts["in-domain"]})
     arms = [(name, mode) for name in drafts for mode in ("frozen", "online")]
     arms += [("in-domain", mode) for mode in MODES if ("in-domain", mode) not in arms]

@@ -27,7 +27,7 @@ from launch.cli.recipe_options import TRAIN
 from launch.costs.turns import timed_turns
 from launch.distillation.acceptance import AcceptanceMeter
 from launch.distillation.trainer import distill
-from launch.phases.long_phases import LongPhases
+from launch.phases.long_phases import long_phase
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.supervised_warmup import warm_up
 from launch.setup.drafts.block import fresh_block
@@ -122,7 +122,7 @@ def starts(config: RunConfig, args: KindsArgs) -> dict[str, Start]:
         return build_experiment(replace(config, draft=draft, rollout=rollout))
 
     first = experiment_of(config.draft)
-    start, total = warm_up(first, LongPhases()), count(first.networks.params.draft)
+    start, total = warm_up(first), count(first.networks.params.draft)
     drafts, arms, answers = dict[str, PyTree](), dict[str, Start](), None
     for arm in dict.fromkeys((PLAIN, *args.arms)):
         draft = draft_of(arm, config, args)
@@ -134,7 +134,7 @@ def starts(config: RunConfig, args: KindsArgs) -> dict[str, Start]:
         alone = draft.lookup.kind == PLAIN
         if networks.draft.has_params and draft.kind not in drafts:
             print(f"distilling {draft.kind}: {count(params.draft):,} parameters", flush=True)
-            result = distill(experiment, params, LongPhases(), given=answers)
+            result = distill(experiment, params, given=answers)
             answers, drafts[draft.kind] = answers or result.answers, result.draft
         params = replace(params, draft=drafts.get(draft.kind, {}))
         accepted = None
@@ -201,9 +201,9 @@ def main(argv: list[str]) -> int:
     results = {**provenance("benchmarks.draft_kinds"), "options": asdict(args), "accepted": accepted}
     problems = arms[PLAIN].experiment.problems.train
     with make_pool(config) or nullcontext() as pool:
-        reward_fn = make_reward(pool, problems, arms[PLAIN].experiment.tokenizer, LongPhases())
+        reward_fn = make_reward(pool, problems, arms[PLAIN].experiment.tokenizer)
         steppers = {name: stepper(start, reward_fn) for name, start in arms.items()}
-        phase = LongPhases().phase("steps of all arms", config.steps, "steps", kept=False)
+        phase = long_phase("steps of all arms", config.steps, "steps", kept=False)
         turns = timed_turns(phase, steppers, keep=lambda turns: write_results(args.json, results | {"turns": turns}))
     show(arms, turns, args.part)
     return 0

@@ -14,7 +14,6 @@ from benchmarks.bench.rollout_timer import RolloutTime, RolloutTimer
 from launch.data.responses import Answers, answers_of
 from launch.distillation.acceptance import AcceptanceMeter
 from launch.distillation.trainer import distill
-from launch.phases.long_phases import LongPhases
 from launch.rewards.reward_fn import make_reward
 from launch.setup.experiment import Experiment
 from launch.timing import interleaved, interval
@@ -109,7 +108,7 @@ def initial_drafts(experiment: Experiment, params: Params) -> dict[str, Params]:
     trained = {}
     for name, answers in drafts.items():
         print(f"distilling the draft {name}", flush=True)
-        trained[name] = replace(params, draft=distill(experiment, params, LongPhases(), given=answers).draft)
+        trained[name] = replace(params, draft=distill(experiment, params, given=answers).draft)
     return trained | {"random": params}
 
 

@@ -18,7 +18,7 @@ from launch.comparison.variants import make_variants, round_costs
 from launch.console import wide_console as console
 from launch.errors import ConfigError
 from launch.jobs.hosts import join_hosts
-from launch.phases.long_phases import LongPhases, long_phases_beside
+from launch.phases.long_phases import long_phases_beside
 from launch.phases.signals import StopSignals
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.draft_monitor import explain_choice
@@ -41,27 +41,27 @@ def main(argv: list[str]) -> int:
     args, config, files = with_step(args), with_commits(config, args.checkpoint), {"json": args.json}
     with (
         StopSignals(console.print) as signals,
-        long_phases_beside(files, signals, config, args) as long_phases,
+        long_phases_beside(files, signals, config, args),
         dropping_compilations(),
     ):
         config = replace(config, rollout=args.rollout(config.rollout, most_drafted(config.draft)))
-        compare(build_experiment(config, True, long_phases, True), args, long_phases)
+        compare(build_experiment(config, asynchronous=True), args)
     return 0
 
 
-def compare(experiment: Experiment, args: CompareArgs, long_phases: LongPhases) -> None:
+def compare(experiment: Experiment, args: CompareArgs) -> None:
     """Time the variants and print them. The JSON file has the results so far after every turn."""
     asynchronous, experiment = experiment, synchronous(experiment)
-    config, costs = experiment.config, round_costs(experiment, long_phases) if args.automatic else None
+    config, costs = experiment.config, round_costs(experiment) if args.automatic else None
     if config.rollout.function is not None:
         experiment.trace_rollout(config.rollout, config.data.prompts, experiment.mesh)
-    params = trained_networks(experiment, args.checkpoint, args.checkpoint_step, console, long_phases)
+    params = trained_networks(experiment, args.checkpoint, args.checkpoint_step, console)
     results: dict[str, object] = {**provenance("launch.compare"), "recipe": config.name}
     results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}
     console.print(format_provenance("launch.compare"))
     with make_pool(config) or nullcontext() as pool:
-        reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer, long_phases)
-        variants, drafting = make_variants(experiment, reward_fn, params, costs and costs(params), long_phases)
+        reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer)
+        variants, drafting = make_variants(experiment, reward_fn, params, costs and costs(params))
 
         def keep(measured: dict[str, object]) -> None:
             results.update(measured)
@@ -70,10 +70,10 @@ def compare(experiment: Experiment, args: CompareArgs, long_phases: LongPhases) 
         def keep_steps(reports: dict[str, VariantReport]) -> None:
             keep({"verifier": config.rollout.verifier, "arms": {x: asdict(y) for x, y in reports.items()}})
 
-        reports = time_variants(variants, config, config.steps, long_phases, console, keep_steps)
+        reports = time_variants(variants, config, config.steps, console, keep_steps)
         if drafting is not None:
             console.print(f"automatic:\n{explain_choice(experiment.phases, config.rollout.lengths, drafting)}")
-        compare_overlap(asynchronous, variants, reports, console, long_phases, keep)
+        compare_overlap(asynchronous, variants, reports, console, keep)
 
 
 if __name__ == "__main__":

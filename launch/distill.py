@@ -52,8 +52,9 @@ def main(argv: list[str]) -> int:
         # Without the lookup: its hits must not count as the draft's acceptance. No step is divided as one of RL is.
         config = replace(config, draft=replace(config.draft, lookup=LookupConfig()))
         config = replace(config, microbatches=1, updates=UpdateConfig(), selection=SelectionConfig())
-        experiment = build_experiment(config, long_phases=long_phases)
-        distill_offline(experiment, starting_params(experiment, args), args, out, console, long_phases)
+        with long_phases:
+            experiment = build_experiment(config)
+            distill_offline(experiment, starting_params(experiment, args), args, out, console)
         long_phases.remove()
     return 0
 

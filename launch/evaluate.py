@@ -36,13 +36,13 @@ def main(argv: list[str]) -> int:
     args = replace(args, files=tuple(with_commit(path, "dataset") for path in args.files))
     sets, args = load_sets(config, args.files), with_step(args)
     files = {"json": args.json, "save": args.save}
-    with StopSignals(console.print) as signals, long_phases_beside(files, signals, config, args) as long_phases:
-        experiment = build_experiment(config, training=False, long_phases=long_phases)
+    with StopSignals(console.print) as signals, long_phases_beside(files, signals, config, args):
+        experiment = build_experiment(config, training=False)
         params = params_of(args.checkpoint, experiment, args.checkpoint_step)
         experiment, idle = without_idle_draft(args.checkpoint, experiment, args.checkpoint_step)
         results = provenance("launch.evaluate") | {"recipe": config.name}
         results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}
-        write_results(args.json, results | evaluate_sets(experiment, params, sets, args, console, long_phases))
+        write_results(args.json, results | evaluate_sets(experiment, params, sets, args, console))
         for line in idle:
             console.print(line)
     return 0

@@ -75,15 +75,20 @@ def run(config: RunConfig, reward_of: Callable[[Sequence[Problem], Tokenizer], R
 
     Raises RunStopped if too many steps in a row skipped an update.
     """
-    with StopSignals(console.print) as signals, open_run(config) as directory, dropping_compilations(), timed_run():
-        long_phases = LongPhases(directory / UNFINISHED, signals)
+    with (
+        StopSignals(console.print) as signals,
+        open_run(config) as directory,
+        dropping_compilations(),
+        timed_run(),
+        LongPhases(directory / UNFINISHED, signals) as long_phases,
+    ):
         config = with_commits(config, directory if config.resume else None, starts=True)
         if reward_of is None:
             config = override(config, {"reward.code": code_of_modules(config.reward.names)})
         check_resumable(directory, config)
-        experiment = build_experiment(config, long_phases=long_phases, asynchronous=True)
+        experiment = build_experiment(config, asynchronous=True)
         with (make_pool(experiment.config) if reward_of is None else None) or nullcontext() as pool:
-            reward_of = reward_of or partial(make_reward, pool, long_phases=long_phases)
+            reward_of = reward_of or partial(make_reward, pool)
             rewards = [reward_of(problems, experiment.tokenizer) for problems in experiment.problems]
             state, signal = train(experiment, rewards[0], rewards[1], directory, signals, long_phases)
             # The steps took the networks that the run began with.
@@ -123,7 +128,7 @@ def train(
         steps = make_steps(experiment, reward_fn)
         with run_part("loading"):
             resumed = resume_from(experiment, saves, pipeline, steps, costs) if continuing else None
-        start = resumed or start_new(experiment, evaluate, steps, costs, long_phases)
+        start = resumed or start_new(experiment, evaluate, steps, costs)
         try:
             with open_logs(experiment, directory, start.step if continuing else None, signals, wandb) as logs:
                 report_start(experiment, logs, start, continuing, long_phases.found)
@@ -138,7 +143,8 @@ def train(
                     logs=logs,
                     long_phases=long_phases,
                 )
-                with run_part("steps"):
+                # The loop looks for signals itself, between steps.
+                with run_part("steps"), LongPhases():
                     state = loop.run()
                 if logs.skipped.reason is not None:
                     raise RunStopped(f"{logs.skipped.reason}; {describe_healthy(saves)}")

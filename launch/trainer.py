@@ -31,7 +31,6 @@ from launch.errors import ConfigError, Stopped, as_config_error
 from launch.evaluation.one_prompt import Answers
 from launch.evaluation.sampler import drafts_pay
 from launch.jobs.hosts import join_hosts
-from launch.phases.long_phases import LongPhases
 from launch.rewards.code import code_of_function
 from launch.rewards.reward_fn import function_reward, make_pool, make_reward
 from launch.rewards.scorers import FUNCTION, scorer_of
@@ -134,7 +133,7 @@ class TrainedRun:
         self.state = without_moments(self.state)
         with _scoring(experiment, self.reward_of) as reward_of:
             reward_fn = reward_of(experiment.problems.train, experiment.tokenizer)
-            return compare_steps(experiment, reward_fn, self.state, wide_console, LongPhases())
+            return compare_steps(experiment, reward_fn, self.state, wide_console)
 
 
 def train(

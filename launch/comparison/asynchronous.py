@@ -18,7 +18,7 @@ from launch.comparison.stage_times import Interval, VariantReport
 from launch.comparison.variants import AUTOMATIC, PLAIN, NumberedBatches, Variant
 from launch.costs.turns import Record, timed_turns
 from launch.errors import ConfigError
-from launch.phases.long_phases import LongPhases
+from launch.phases.long_phases import long_phase
 from launch.setup.experiment import Experiment
 from launch.setup.memory import check_training
 from launch.timing import describe_interval, interval, show_interval
@@ -113,7 +113,6 @@ def compare_overlap(
     variants: Mapping[str, Variant],
     reports: Mapping[str, VariantReport],
     console: Console,
-    long_phases: LongPhases,
     keep: Callable[[dict[str, Any]], None],
 ) -> None:
     """Time synchronous and asynchronous steps in turns, autoregressive and at the fastest draft length, and print them.
@@ -135,7 +134,7 @@ def compare_overlap(
         """Return the first timed batch of a block. All variants have read the batches up to `steps`."""
         return steps + 1 + block * (2 * lag + 1 + BLOCK) + lag + 1
 
-    with long_phases.phase("first steps ahead", len(names), "variants", kept=False) as phase:
+    with long_phase("first steps ahead", len(names), "variants", kept=False) as phase:
         for name, variant in lagging.items():
             variant.time_block(first(0))
             phase.finish(program=name)
@@ -154,7 +153,7 @@ def compare_overlap(
             kinds.setdefault(kind, {})[name] = overlap_report(times, baseline, devices[kind], fewer)
         keep({"asynchronous": {kind: {x: asdict(y) for x, y in rows.items()} for kind, rows in kinds.items()}})
 
-    phase = long_phases.phase("steps that overlap", -(-steps // BLOCK), "turns", kept=False)
+    phase = long_phase("steps that overlap", -(-steps // BLOCK), "turns", kept=False)
     try:
         timed_turns(phase, runs, keep=report)
     finally:

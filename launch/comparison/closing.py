@@ -9,7 +9,6 @@ from configs.schema import AsynchronousConfig
 from launch.comparison.stage_times import VariantReport, time_variants
 from launch.comparison.variants import AUTOMATIC, PLAIN, make_variants
 from launch.errors import ConfigError
-from launch.phases.long_phases import LongPhases
 from launch.setup.experiment import Experiment
 from launch.setup.memory import check_training
 from specjax.parallel import processes
@@ -49,9 +48,7 @@ def without_moments(state: TrainState) -> TrainState:
     return replace(state, optimizer=Params({}, {}), reference=None, ahead=())
 
 
-def compare_steps(
-    experiment: Experiment, reward_fn: RewardFn, state: TrainState, console: Console, long_phases: LongPhases
-) -> VariantReport:
+def compare_steps(experiment: Experiment, reward_fn: RewardFn, state: TrainState, console: Console) -> VariantReport:
     """Time `speedup.steps` steps of each kind from the trained networks, and print the table of `launch.compare`.
 
     They are the steps that would come next, with new noise. Returns the times with the draft lengths that the run uses.
@@ -64,7 +61,7 @@ def compare_steps(
     seconds = None if drafting is None else processes.fetch(drafting.seconds)
     experiment = comparison_experiment(experiment).with_params(state.params)
     config = experiment.config
-    variants, _ = make_variants(experiment, reward_fn, state.params, seconds, long_phases, first=config.steps)
-    reports = time_variants(variants, config, config.speedup.steps, long_phases, console, lambda reports: None)
+    variants, _ = make_variants(experiment, reward_fn, state.params, seconds, first=config.steps)
+    reports = time_variants(variants, config, config.speedup.steps, console, lambda reports: None)
     drafted = [report for name, report in reports.items() if name != PLAIN]
     return reports.get(AUTOMATIC) or max(drafted, key=lambda report: report.step_speedup[0])

@@ -14,7 +14,7 @@ from configs.schema import RunConfig
 from launch.comparison.first_difference import FirstDifference, first_difference
 from launch.comparison.variants import PLAIN, StepTime, Variant
 from launch.costs.turns import Record, timed_turns
-from launch.phases.long_phases import LongPhases
+from launch.phases.long_phases import long_phase
 from launch.timing import describe_interval, interval, show_interval
 from specjax.short_repr import short_repr
 
@@ -92,7 +92,6 @@ def time_variants(
     variants: Mapping[str, Variant],
     config: RunConfig,
     steps: int,
-    long_phases: LongPhases,
     console: Console,
     keep: Callable[[dict[str, VariantReport]], None],
 ) -> dict[str, VariantReport]:
@@ -105,7 +104,7 @@ def time_variants(
     """
     # Each variant has already taken step 0, which compiled it.
     runs = {name: lambda turn, run=variant.time_step: run(turn + 1) for name, variant in variants.items()}
-    phase = long_phases.phase("timed steps", steps, f"steps of {len(variants)} variants", kept=False)
+    phase = long_phase("timed steps", steps, f"steps of {len(variants)} variants", kept=False)
     lengths, max_every, reports = config.rollout.lengths, config.draft_training.max_every, dict[str, VariantReport]()
     chosen = {name: tuple(lengths[i] for i in variant.chosen or ()) for name, variant in variants.items()}
 

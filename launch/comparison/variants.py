@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch.costs.cost_table import cell_timer, given_cells
-from launch.phases.long_phases import LongPhases
+from launch.phases.long_phases import long_phase
 from launch.setup.experiment import Experiment
 from launch.setup.state import fresh_state
 from specjax.cost import Drafting, choose, round_seconds, update_drafting
@@ -106,7 +106,7 @@ def plain_config(config: TrainConfig) -> TrainConfig:
     return replace(config, rollout=rollout, draft_training=DraftTrainingConfig(mode="frozen"))
 
 
-def round_costs(experiment: Experiment, long_phases: LongPhases) -> Callable[[Params], np.ndarray]:
+def round_costs(experiment: Experiment) -> Callable[[Params], np.ndarray]:
     """Return a function from params to the seconds of a round, [phases, draft lengths].
 
     The seconds come from the recipe's cost table. Without one, the returned function measures them, and raises Stopped
@@ -117,7 +117,7 @@ def round_costs(experiment: Experiment, long_phases: LongPhases) -> Callable[[Pa
         cells = given_cells(experiment)
         return lambda params: round_seconds(cells, *rounds, mixture)
     timer = cell_timer(experiment, fit_others=False)
-    return lambda params: round_seconds(timer.measure(params, 0, long_phases), *rounds, mixture)
+    return lambda params: round_seconds(timer.measure(params, 0), *rounds, mixture)
 
 
 def make_variants(
@@ -125,7 +125,6 @@ def make_variants(
     reward_fn: RewardFn,
     params: Params,
     seconds: np.ndarray | None,
-    long_phases: LongPhases,
     first: int = 0,
 ) -> tuple[dict[str, Variant], Drafting | None]:
     """Return the variants by name, and the acceptance and costs from which `automatic` chose its draft lengths.
@@ -158,7 +157,7 @@ def make_variants(
     assert drafting is not None
     drafted = {str(length): [index] * len(experiment.phases) for index, length in enumerate(lengths) if length}
     count = 1 + len(drafted) + (seconds is not None)
-    with long_phases.phase("first steps", count, "variants", kept=False) as phase:
+    with long_phase("first steps", count, "variants", kept=False) as phase:
         variants[PLAIN].time_step(0)
         phase.finish(program=PLAIN)
         for name, chosen in drafted.items():

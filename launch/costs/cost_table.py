@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from launch.costs.round_timer import RoundTimer, TimedRounds
 from launch.costs.turns import timed_turns
 from launch.errors import ConfigError
-from launch.phases.long_phases import NOT_KEPT, LongPhases
+from launch.phases.long_phases import long_phase
 from launch.setup.experiment import Experiment
 from launch.setup.networks import Networks
 from models.files import read_json, write_atomically
@@ -73,10 +73,10 @@ class CostTable:
         later = [cell for cell in (Cell(**fields) for fields in in_file) if cell.step > step]
         self.cells = [*cells, *(cell for cell in later if cell not in cells)]
 
-    def start(self, params: Params, later: bool, long_phases: LongPhases) -> np.ndarray:
+    def start(self, params: Params, later: bool) -> np.ndarray:
         """Return the seconds per round at step 1. later: `unmeasured` ones. Raises Stopped at a signal."""
         if not later:
-            return self.update(params, 0, long_phases)
+            return self.update(params, 0)
         if self._timer is not None:
             # A killed attempt may have left a file without a checkpoint.
             processes.on_primary(lambda: self._path.unlink(missing_ok=True))
@@ -99,15 +99,14 @@ class CostTable:
             return False
         return processes.agree(bool(could_pay(processes.fetch(drafting), self._lengths)))
 
-    def update(self, params: Params, step: int, long_phases: LongPhases = NOT_KEPT) -> np.ndarray:
+    def update(self, params: Params, step: int) -> np.ndarray:
         """Return the seconds per round from `step` on, float32 [phases, draft lengths].
 
         First measures the cells of `step`, unless they are known or the table is replayed, and writes the file.
 
-        long_phases: of a run that has not begun its steps. Raises Stopped at a signal.
         """
         if self._timer is not None and not self.has_cells(step):
-            self.cells += self._timer.measure(params, step, long_phases)
+            self.cells += self._timer.measure(params, step)
         self.used = True
         # Another run may have measured its first cells later.
         first = min(cell.step for cell in self.cells)
@@ -157,7 +156,7 @@ class CellTimer:
         self._timer = RoundTimer(networks.policy, networks.drafter, rollout, prompts, mesh, kinds, num_rounds)
         self._prepare: Callable[[Params], Params] | None = None
 
-    def measure(self, params: Params, step: int, long_phases: LongPhases = NOT_KEPT) -> list[Cell]:
+    def measure(self, params: Params, step: int) -> list[Cell]:
         """Measure and return all cells, with `step` as their step. params: as trained, not prepared.
 
         Raises Stopped at a signal.
@@ -166,16 +165,16 @@ class CellTimer:
             self._prepare = self._make_prepare(params)
         with jax.set_mesh(self._mesh):
             prepared = self._prepare(params)
-        measured = processes.within(self._mesh, partial(self._measure, prepared, step, long_phases))
+        measured = processes.within(self._mesh, partial(self._measure, prepared, step))
         return [Cell(**fields) for fields in measured]
 
-    def _measure(self, prepared: Params, step: int, long_phases: LongPhases) -> list[dict[str, Any]]:
-        with long_phases.phase("compiling of rounds to time", 1, "set of programs", kept=False, quiet=True) as phase:
+    def _measure(self, prepared: Params, step: int) -> list[dict[str, Any]]:
+        with long_phase("compiling of rounds to time", 1, "set of programs", kept=False, quiet=True) as phase:
             timed = self._timer.start(prepared)
             finish_compiling()
             phase.finish()
         runs = {f"{k} at {rows}": lambda _, run=run: run() for (rows, k), run in timed.items()}
-        turns = timed_turns(long_phases.phase("costs of rounds", REPEATS, "turns", kept=False, quiet=True), runs)
+        turns = timed_turns(long_phase("costs of rounds", REPEATS, "turns", kept=False, quiet=True), runs)
         # Take the minimum: interference from other processes only adds time.
         seconds = (min(turn[name] for turn in turns) for name in runs)
         return [Cell(*rows, k, least, step)._asdict() for (rows, k), least in zip(timed, seconds, strict=True)]

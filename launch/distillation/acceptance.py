@@ -12,7 +12,7 @@ import numpy as np
 from launch.data.batches import fixed_batches, prompts_per_batch
 from launch.data.responses import Answers, answers_of, join_answers
 from launch.errors import ConfigError
-from launch.phases.long_phases import NOT_KEPT, LongPhases
+from launch.phases.long_phases import long_phase
 from launch.setup.experiment import Experiment
 from specjax.drafters import Drafter
 from specjax.keys import seed_step
@@ -151,15 +151,12 @@ class AcceptanceMeter:
             tokens, completion = (jax.ShapeDtypeStruct(rows, dtype) for dtype in (jnp.int32, jnp.bool_))
             self._predict.start_compiling(params, Sequences(tokens, completion))  # pyright: ignore[reportArgumentType]
 
-    def measure(self, untrained: Params | None = None, long_phases: LongPhases = NOT_KEPT) -> HeldOutAcceptance:
+    def measure(self, untrained: Params | None = None) -> HeldOutAcceptance:
         """Generate completions and return their acceptance. Raises Stopped at a signal.
 
         untrained:   parameters before training. Their predicted acceptance on the same answers is returned too.
-        long_phases: progress of earlier processes, which is not repeated.
         """
-        with long_phases.phase(
-            f"acceptance at temperature {self._temperature}", len(self._batches), "batches"
-        ) as phase:
+        with long_phase(f"acceptance at temperature {self._temperature}", len(self._batches), "batches") as phase:
             saved = phase.restore("records"), phase.restore("answers")
             records = [] if saved[0] is None else [DraftRecords(**saved[0])]
             answered = [] if saved[1] is None else [Answers(**saved[1])]
@@ -171,10 +168,10 @@ class AcceptanceMeter:
                 state = {"records": DraftRecords.join(records)._asdict(), "answers": vars(join_answers(answered))}
                 phase.finish(state, tokens=int(np.sum(rollout.lengths)))
         completed, answers = DraftRecords.join(records), join_answers(answered)
-        predicted = self._predicted(self._params, answers, "after training", long_phases)
+        predicted = self._predicted(self._params, answers, "after training")
         before = None
         if untrained is not None:
-            before = self._predicted(untrained, answers, "before training", long_phases)
+            before = self._predicted(untrained, answers, "before training")
         buckets = length_buckets(completed.lengths)
         return HeldOutAcceptance(
             temperature=self._temperature,
@@ -185,12 +182,12 @@ class AcceptanceMeter:
             by_length={int(length): count_drafts(completed.select(buckets == length)) for length in np.unique(buckets)},
         )
 
-    def _predicted(self, params: Params, answers: Answers, which: str, long_phases: LongPhases) -> float | None:
+    def _predicted(self, params: Params, answers: Answers, which: str) -> float | None:
         if not self._predicts:
             return None
         batches = list(answers.in_batches(self._config.distill.batch_size))
         name = f"overlap at temperature {self._temperature} {which}"
-        with long_phases.phase(name, len(batches), "batches") as phase:
+        with long_phase(name, len(batches), "batches") as phase:
             saved = phase.restore("sums")
             sums = np.zeros(2, np.float32) if saved is None else saved["sums"]
             for batch in batches[phase.done :]:

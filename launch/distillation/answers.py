@@ -7,7 +7,7 @@ import numpy as np
 
 from launch.data.responses import Answers, answers_of, join_answers
 from launch.distillation.cost import Work
-from launch.phases.long_phases import LongPhases
+from launch.phases.long_phases import long_phase
 from launch.setup.experiment import Experiment
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import seed_step
@@ -27,11 +27,11 @@ class AnswerGenerator:
     keep:  called with the answers of each batch.
     """
 
-    def __init__(self, experiment: Experiment, long_phases: LongPhases, count: int, keep: Keep | None = None) -> None:
+    def __init__(self, experiment: Experiment, count: int, keep: Keep | None = None) -> None:
         self._experiment, self._keep = experiment, keep
         # By whether they draft: all answers that are drafted are drafted by one drafter.
         self._programs: dict[bool, GenerateProgram] = {}
-        self._phase = long_phases.phase("answers", count // experiment.sequences, "batches")
+        self._phase = long_phase("answers", count // experiment.sequences, "batches")
         self._batches = experiment.train_batches()
         for _ in range(self._phase.done):
             next(self._batches)

@@ -22,7 +22,7 @@ from launch.distillation.export import (
 from launch.distillation.report import distillation_json, print_distillation
 from launch.distillation.trainer import check_distillation, distill
 from launch.errors import ConfigError
-from launch.phases.long_phases import LongPhases
+from launch.phases.long_phases import long_phase
 from launch.setup.experiment import Experiment
 from models.checkpoints.made_for import state_made_for
 from models.hf.eagle3_dialects import Dialect
@@ -75,9 +75,7 @@ class DistillArgs(Options):
         return None if self.dialect == "ours" else self.dialect
 
 
-def distill_offline(
-    experiment: Experiment, params: Params, args: DistillArgs, out: Path, console: Console, long_phases: LongPhases
-) -> None:
+def distill_offline(experiment: Experiment, params: Params, args: DistillArgs, out: Path, console: Console) -> None:
     """Distil the draft of `params`, measure it, write it and distill.json to `out`, and print the results.
 
     Raises ConfigError before it writes anything if this run cannot distil or measure a draft. Raises Stopped at a
@@ -86,7 +84,7 @@ def distill_offline(
     config, networks = experiment.config, experiment.networks
     responses = None
     if args.responses is not None:
-        with long_phases.phase("loading of answers", 1, "files", kept=False, quiet=True) as phase:
+        with long_phase("loading of answers", 1, "files", kept=False, quiet=True) as phase:
             responses = _load_responses(args.responses, experiment, console)
             phase.finish()
     check_distillation(experiment, responses)
@@ -110,7 +108,6 @@ def distill_offline(
     result = distill(
         experiment,
         params,
-        long_phases,
         given=responses,
         choose_vocabulary=choose_vocabulary,
         trained=trained,
@@ -129,7 +126,7 @@ def distill_offline(
     temperature = config.rollout.law.temperature
     others = sorted(set(args.temperatures) - {temperature})
     own, *further = [AcceptanceMeter(experiment, result.drafter, distilled, each) for each in (temperature, *others)]
-    acceptance = [own.measure(params, long_phases), *(meter.measure(long_phases=long_phases) for meter in further)]
+    acceptance = [own.measure(params), *(meter.measure() for meter in further)]
     for directory in written:
         state_made_for(directory, made_for_distillation(policy, networks.decoder, acceptance[0]))
     origin = {"recipe": config.name, "policy": policy, "responses": args.responses}

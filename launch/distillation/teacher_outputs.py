@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from launch.data.responses import Answers
-from launch.phases.long_phases import LongPhases
+from launch.phases.long_phases import long_phase
 from specjax.parallel import processes
 from specjax.parallel.memory import host_memory
 from specjax.train.batch import Sequences
@@ -40,7 +40,6 @@ class TeacherOutputCache:
     weights:      the policy's parameters.
     rows:         number of answers per batch.
     budget:       largest number of tokens of an answer.
-    long_phases:  shows the progress.
     microbatches: number of parts of a batch that run one after the other, to save memory.
     ladder:       lengths that rows are padded to; longer rows to WIDTHS. If it has the longest possible row, answers
                   are padded to the longest one too.
@@ -53,13 +52,12 @@ class TeacherOutputCache:
         weights: PyTree,
         rows: int,
         budget: int,
-        long_phases: LongPhases,
         microbatches: int = 1,
         ladder: tuple[int, ...] = (),
     ) -> None:
         self._teacher, self._weights = make_teacher(policy, mesh, microbatches), weights
         self._rows, self._budget, self._dtype = rows, budget, policy.dtype
-        self._long_phases, self._ladder = long_phases, ladder
+        self._ladder = ladder
         # Of each answer: float [length, features and hidden].
         self._outputs: list[np.ndarray] = []
         self._features = self._bytes = 0
@@ -79,7 +77,7 @@ class TeacherOutputCache:
         # Parts are sorted by length, so the first of each width are in the order in which they are needed.
         for picks in {self._width(answers, picks): picks for picks in reversed(padded)}.values():
             self._teacher.start_compiling(self._weights, self._cut(answers, picks))
-        with self._long_phases.phase("features", len(parts), "batches", kept=False) as phase:
+        with long_phase("features", len(parts), "batches", kept=False) as phase:
             for part, picks in zip(parts, padded, strict=True):
                 self._store(part, answers.lengths[part], self._teacher(self._weights, self._cut(answers, picks)))
                 phase.finish(tokens=int(answers.lengths[part].sum()), program=self._width(answers, picks))

@@ -10,7 +10,7 @@ from launch.distillation.answers import AnswerGenerator, Keep
 from launch.distillation.cost import DistillationCost, Work
 from launch.distillation.teacher_outputs import TeacherOutputCache, picks_of_step
 from launch.errors import ConfigError
-from launch.phases.long_phases import LongPhases
+from launch.phases.long_phases import long_phase
 from launch.setup.draft_vocabulary import most_frequent
 from launch.setup.experiment import Experiment, check_distillation_batch
 from launch.setup.memory import check_rollout
@@ -60,7 +60,6 @@ def check_distillation(experiment: Experiment, given: Answers | None = None) -> 
 def distill(
     experiment: Experiment,
     params: Params,
-    long_phases: LongPhases,
     *,
     given: Answers | None = None,
     choose_vocabulary: bool = False,
@@ -76,7 +75,6 @@ def distill(
     Args:
         experiment:        the run.
         params:            parameters of policy and draft.
-        long_phases:       progress of earlier processes, which is not repeated.
         given:             answers to train on. None: generate them.
         choose_vocabulary: choose a reduced draft vocabulary from the most frequent tokens of the first answers. The
                            draft must be untrained.
@@ -90,7 +88,7 @@ def distill(
     counts = [n * experiment.sequences for n in accumulate(_chunks(experiment))] if given is None else [len(given)]
     steps = experiment.config.distill.steps or -(-PASSES * counts[-1] // rows)
     if given is None and generator is None:
-        generator = answer_generator(experiment, long_phases, keep)
+        generator = answer_generator(experiment, keep)
     for number, count in enumerate(counts, start=1):
         if generator is not None:
             generating_drafter = first_drafter(experiment, trained) if trainer is None else drafter
@@ -100,7 +98,7 @@ def distill(
         if trainer is None:
             if choose_vocabulary:
                 drafter = with_vocabulary(experiment, answers)
-            trainer = DraftTrainer(experiment, drafter, params, steps, long_phases)
+            trainer = DraftTrainer(experiment, drafter, params, steps)
             if generator is not None and count < counts[-1]:
                 generator.start_compiling(params, drafter)
         trainer.train(answers, steps * number // len(counts))
@@ -118,9 +116,9 @@ def distill(
     return Distillation(drafter, trainer.draft, answers, cost)
 
 
-def answer_generator(experiment: Experiment, long_phases: LongPhases, keep: Keep | None = None) -> AnswerGenerator:
+def answer_generator(experiment: Experiment, keep: Keep | None = None) -> AnswerGenerator:
     """Return the generator of all answers that a distillation learns from."""
-    return AnswerGenerator(experiment, long_phases, sum(_chunks(experiment)) * experiment.sequences, keep)
+    return AnswerGenerator(experiment, sum(_chunks(experiment)) * experiment.sequences, keep)
 
 
 def first_drafter(experiment: Experiment, trained: bool = False) -> Drafter:
@@ -145,20 +143,18 @@ def with_vocabulary(experiment: Experiment, answers: Answers) -> Drafter:
 class DraftTrainer:
     """Trainer of the draft of `params`. steps: total number of steps, for the learning-rate schedule."""
 
-    def __init__(
-        self, experiment: Experiment, drafter: Drafter, params: Params, steps: int, long_phases: LongPhases
-    ) -> None:
+    def __init__(self, experiment: Experiment, drafter: Drafter, params: Params, steps: int) -> None:
         config, policy, mesh = experiment.config, experiment.networks.policy, experiment.mesh
         rows, microbatches = config.distill.batch_size, config.distill.microbatches
         optimizer = make_optimizer(config.draft_optimizer, steps)
         self._weights, self._seed, self._rows = joined(params).policy, config.seed, rows
-        self._phase = long_phases.phase("distillation", steps, "steps")
+        self._phase = long_phase("distillation", steps, "steps")
         self.work = Work(self._phase)
         self._stride, self._started = drafter.stride, set[tuple[int, int]]()
         self._state = self._phase.restore("trainer", init_distill_state(params.draft, optimizer, mesh))
         budget, ladder = config.rollout.max_new_tokens, config.ladder
         self._teacher = TeacherOutputCache(
-            policy, mesh, self._weights, rows, budget, long_phases, microbatches=microbatches, ladder=ladder
+            policy, mesh, self._weights, rows, budget, microbatches=microbatches, ladder=ladder
         )
         options = {"microbatches": microbatches, "logit_chunk": config.logit_chunk}
         self._step = make_distill_step(policy, drafter, config.rollout.law, optimizer, mesh, **options)

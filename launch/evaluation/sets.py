@@ -19,7 +19,7 @@ from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.report import print_set, set_report
 from launch.evaluation.sampler import Sampled, Sampler, join_sampled
 from launch.evaluation.statistics import INTERVAL
-from launch.phases.long_phases import LongPhases
+from launch.phases.long_phases import long_phase
 from launch.rewards.reward_fn import final_answers, make_pool, make_reward
 from launch.rewards.thinking import describe_thinking
 from launch.setup.experiment import Experiment
@@ -66,7 +66,6 @@ def evaluate_sets(
     sets: dict[str, list[Problem]],
     args: EvaluateArgs,
     console: Console,
-    long_phases: LongPhases,
 ) -> dict[str, Any]:
     """Sample, score, save and print each set. Return the results for the JSON file. Raises Stopped at a signal."""
     config, tables = experiment.config, prompt_tables(experiment, sets, args.prompts, console)
@@ -82,9 +81,9 @@ def evaluate_sets(
     pool = make_pool(config)
     with pool or nullcontext():
         for number, (name, table) in enumerate(tables.items(), start=1):
-            score = compiled_reward(make_reward(pool, sets[name], experiment.tokenizer, long_phases))
+            score = compiled_reward(make_reward(pool, sets[name], experiment.tokenizer))
             batches = fixed_batches(table, batch_size)
-            with long_phases.phase(f"evaluation of set {number}", len(batches), "batches") as phase:
+            with long_phase(f"evaluation of set {number}", len(batches), "batches") as phase:
                 saved = phase.restore("sampled")
                 sampled = [] if saved is None else [Sampled(**saved)]
                 for prompts in batches[phase.done :]:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar, Token
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,8 @@ DAMAGED = ".damaged"
 class LongPhases:
     """The long phases of a program, each with its state on the disk until `remove` is called.
 
+    In its `with` block, `long_phase` opens phases of it. Blocks may be nested: the innermost one counts.
+
     Args:
         directory: directory for the states. None: they are not kept.
         signals:   signals that stop a phase. None: none do.
@@ -42,8 +45,15 @@ class LongPhases:
         options: str | None = None,
     ) -> None:
         self._directory, self._signals, self._options = directory, signals, options
-        self._opened: list[str] = []
+        self._opened, self._outer = list[str](), list[Token[LongPhases]]()
         self.found = directory is not None and processes.on_primary(lambda: self._open(directory))
+
+    def __enter__(self) -> "LongPhases":
+        self._outer.append(_innermost.set(self))
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _innermost.reset(self._outer.pop())
 
     def _open(self, directory: Path) -> bool:
         """Return True if an earlier process left states. Raise ConfigError if its options were others."""
@@ -67,7 +77,7 @@ class LongPhases:
             )
         return True
 
-    def phase(self, name: str, total: int, unit: str, *, kept: bool = True, quiet: bool = False) -> "LongPhase":
+    def phase(self, name: str, total: int, unit: str, *, kept: bool = True, quiet: bool = False) -> LongPhase:
         """Return a phase of `total` units, for use in a `with` block.
 
         If its saved state is damaged, a line says so, and it starts again, as do the phases after it.
@@ -131,6 +141,13 @@ class LongPhases:
 NOT_KEPT = LongPhases()
 """Phases that nothing stops and whose states are kept nowhere."""
 
+_innermost: ContextVar[LongPhases] = ContextVar("long_phases", default=NOT_KEPT)
+
+
+def long_phase(name: str, total: int, unit: str, *, kept: bool = True, quiet: bool = False) -> LongPhase:
+    """Return a phase of the program that runs (see `LongPhases.phase`). Outside of any, of `NOT_KEPT`."""
+    return _innermost.get().phase(name, total, unit, kept=kept, quiet=quiet)
+
 
 def options_text(*options: Any) -> str:
     """Return dataclasses of options as the text that `LongPhases` compares."""
@@ -138,8 +155,8 @@ def options_text(*options: Any) -> str:
 
 
 @contextlib.contextmanager
-def long_phases_beside(files: Mapping[str, str | None], signals: StopSignals, *options: Any) -> Iterator[LongPhases]:
-    """Yield `LongPhases` with its states in FILE.unfinished, beside the first of a program's result files.
+def long_phases_beside(files: Mapping[str, str | None], signals: StopSignals, *options: Any) -> Iterator[None]:
+    """Keep the states of the block's long phases in FILE.unfinished, beside the first of a program's result files.
 
     The states are removed when the block ends normally. Without files, no states are kept. All files are locked during
     the block: raises ConfigError if another process writes to one.
@@ -147,8 +164,8 @@ def long_phases_beside(files: Mapping[str, str | None], signals: StopSignals, *o
     files: option to path, None if the option is not set.
     """
     with exclusive_files(files) as directories:
-        long_phases = LongPhases(next(iter(directories), None), signals, options_text(*options))
-        yield long_phases
+        with LongPhases(next(iter(directories), None), signals, options_text(*options)) as long_phases:
+            yield
         long_phases.remove()
 
 

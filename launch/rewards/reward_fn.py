@@ -13,7 +13,7 @@ from configs.schema.rewards import TRACED
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from launch.errors import ConfigError
-from launch.phases.long_phases import NOT_KEPT, LongPhases
+from launch.phases.long_phases import long_phase
 from launch.rewards.answers import AnswerRule
 from launch.rewards.host_scorer import FunctionScorer, HostScorer, as_object
 from launch.rewards.reader import AnswerReader, answer_rule
@@ -72,9 +72,7 @@ def final_answer_of(config: RewardConfig) -> Callable[[str], str | None] | None:
     return answer_or_none
 
 
-def make_reward(
-    pool: RewardPool | None, problems: Sequence[Problem], tokenizer: Tokenizer, long_phases: LongPhases = NOT_KEPT
-) -> RewardFn:
+def make_reward(pool: RewardPool | None, problems: Sequence[Problem], tokenizer: Tokenizer) -> RewardFn:
     """Return the reward function for completions of `problems`; without a pool, the traced one.
 
     The ids of prompts are indices into `problems`. Logs a warning about answers that the scorer rejects even if a
@@ -85,7 +83,7 @@ def make_reward(
         return traced_exact(problems, tokenizer)
     if any(map(is_function, pool.scorers)):
         pool.check_type(problems[0].answer, as_object(problems[0]))
-    never, with_words = unscorable_answers(pool, problems, long_phases)
+    never, with_words = unscorable_answers(pool, problems)
     for answers, fault in (
         (never, "does not score 1.0 if a completion states it, so nothing can be learnt from them"),
         (with_words, "scores 1.0 only with its words, and not its number alone"),
@@ -100,9 +98,7 @@ def make_reward(
     return HostReward(scorer, pool.config.parts)
 
 
-def unscorable_answers(
-    pool: RewardPool, problems: Sequence[Problem], long_phases: LongPhases = NOT_KEPT
-) -> tuple[list[str], list[str]]:
+def unscorable_answers(pool: RewardPool, problems: Sequence[Problem]) -> tuple[list[str], list[str]]:
     """Return the distinct answers that do not score 1.0 when stated, and those whose number does not without its words.
 
     There are none without a `stating`.
@@ -115,7 +111,7 @@ def unscorable_answers(
     stated = [(answer, text) for answer in answers for text in stating(answer)]
     size, failed = pool.config.workers * CHUNK, list[tuple[str, str]]()
     parts = [stated[start : start + size] for start in range(0, len(stated), size)]
-    with long_phases.phase(f"check of {len(answers)} answers", len(parts), "parts", kept=False, quiet=True) as phase:
+    with long_phase(f"check of {len(answers)} answers", len(parts), "parts", kept=False, quiet=True) as phase:
         for part in parts:
             scored = pool.score([text for _, text in part], [as_object(answers[answer]) for answer, _ in part])
             values = scored[:, pool.scorers.index(name)].tolist()

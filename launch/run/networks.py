@@ -13,7 +13,6 @@ from configs.schema import DRAFT_KINDS
 from launch.cli.paths import CHECKPOINTS, check_checkpoint
 from launch.distillation.trainer import check_distillation, distill
 from launch.errors import ConfigError
-from launch.phases.long_phases import LongPhases
 from launch.phases.progress import Progress
 from launch.run.history import METRICS_FILE, records_of
 from launch.run.supervised_warmup import check_warmup, warm_up
@@ -82,9 +81,7 @@ def saved_step(directory: Path, which: Which = "newest") -> int:
         return saves.step_of(which)
 
 
-def trained_networks(
-    experiment: Experiment, checkpoint: str | None, which: Which, console: Console, long_phases: LongPhases
-) -> Params:
+def trained_networks(experiment: Experiment, checkpoint: str | None, which: Which, console: Console) -> Params:
     """Return the networks of a run's checkpoint; without one, the recipe's after warm-up and distillation.
 
     A draft with random weights is distilled even if the recipe does not ask for it: otherwise only chance would accept
@@ -98,12 +95,12 @@ def trained_networks(
     check_warmup(experiment)
     if distils:
         check_distillation(experiment)
-    params = warm_up(experiment, long_phases)
+    params = warm_up(experiment)
     if not distils:
         return params
     if not config.distill.steps:
         console.print("the draft has random weights: distilled first, as launch.distill does (or give a run as CONFIG)")
-    return replace(params, draft=distill(experiment, params, long_phases).draft)
+    return replace(params, draft=distill(experiment, params).draft)
 
 
 @contextlib.contextmanager

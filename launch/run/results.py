@@ -3,7 +3,6 @@
 from launch.comparison.closing import compare_steps, without_moments
 from launch.console import console, wide_console
 from launch.evaluation.sampler import Evaluate
-from launch.phases.long_phases import LongPhases
 from launch.phases.run_clock import run_part
 from launch.run.logs import RunLogs
 from launch.run.start import Start
@@ -30,10 +29,10 @@ def record_results(
         logs.events.record_result(config.steps, accuracy_before=start.accuracy_before, accuracy_after=after)
     if config.speedup.steps:
         # Nothing is kept of it: a run that is stopped compares again when it is resumed.
-        long_phases, state = LongPhases(signals=logs.signals), without_moments(state)
+        state = without_moments(state)
 
         def compare() -> dict[str, float]:
-            drafted = compare_steps(experiment, reward_fn, state, wide_console, long_phases)
+            drafted = compare_steps(experiment, reward_fn, state, wide_console)
             measured = {"generation_speedup": drafted.generation_speedup, "step_speedup": drafted.step_speedup}
             ends = {"": 0, "_low": 1, "_high": 2}
             return {f"{name}{end}": value[i] for name, value in measured.items() for end, i in ends.items()}

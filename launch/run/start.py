@@ -11,7 +11,6 @@ from launch.data.batches import PromptPipeline, fixed_batches
 from launch.distillation.trainer import answer_generator, distill, first_drafter
 from launch.errors import ConfigError
 from launch.evaluation.sampler import Evaluate, held_out_batch_size
-from launch.phases.long_phases import LongPhases
 from launch.run.logs import RunLogs
 from launch.run.networks import check_base
 from launch.run.summary import measures_costs_later, summarize
@@ -74,9 +73,7 @@ def make_steps(experiment: Experiment, reward_fn: RewardFn) -> Steps:
     return Steps(TrainStep(stages), plain, ProbeStep(stages))
 
 
-def start_new(
-    experiment: Experiment, evaluate: Evaluate, steps: Steps, costs: CostTable | None, long_phases: LongPhases
-) -> Start:
+def start_new(experiment: Experiment, evaluate: Evaluate, steps: Steps, costs: CostTable | None) -> Start:
     """Start a new run: warm up the policy and distil the draft as the recipe says. Raises Stopped at a signal.
 
     Meanwhile the programs of later phases compile, in the order in which they are needed.
@@ -86,19 +83,19 @@ def start_new(
 
     def before_rl() -> Params:
         networks = experiment.networks
-        generator = answer_generator(experiment, long_phases) if config.distill.steps else None
+        generator = answer_generator(experiment) if config.distill.steps else None
         if generator is not None:
             generator.start_compiling(networks.params, first_drafter(experiment))
         if config.eval.every and (later or not config.rollout.draft_lengths):
             evaluate.start_compiling(networks.params, drafts=not later)
         compile_step(experiment, steps.fused(drafts=not later))
-        params = warm_up(experiment, long_phases)
+        params = warm_up(experiment)
         if generator is None:
             return params
-        return replace(params, draft=distill(experiment, params, long_phases, generator=generator).draft)
+        return replace(params, draft=distill(experiment, params, generator=generator).draft)
 
     params = processes.within(experiment.mesh, before_rl, elsewhere=experiment.networks.params)
-    state = fresh_state(experiment, params, None if costs is None else costs.start(params, later, long_phases))
+    state = fresh_state(experiment, params, None if costs is None else costs.start(params, later))
     return Start(state, 0, *(evaluate(state) if config.eval.every else (None, None)))
 
 

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from launch.data.responses import Answers, worked_solutions
 from launch.errors import ConfigError
-from launch.phases.long_phases import LongPhases
+from launch.phases.long_phases import long_phase
 from launch.setup.experiment import Experiment
 from specjax import kernels
 from specjax.adapters import joined
@@ -23,7 +23,7 @@ from specjax.train.optimizer import init_moments, make_optimizer, update, usable
 from specjax.types import Params, PyTree
 
 
-def warm_up(experiment: Experiment, long_phases: LongPhases) -> Params:
+def warm_up(experiment: Experiment) -> Params:
     """Return the recipe's networks, with the policy after `warmup.steps` supervised steps.
 
     A step minimises the cross-entropy of the solutions. Raises Stopped at a signal.
@@ -53,7 +53,7 @@ def warm_up(experiment: Experiment, long_phases: LongPhases) -> Params:
         jitted = jax.jit(
             step, in_shardings=(*layout, frozen, rows), out_shardings=(*layout, None), donate_argnums=(0, 1)
         )
-        with long_phases.phase("warm-up", config.steps, "steps") as phase:
+        with long_phase("warm-up", config.steps, "steps") as phase:
             params, moments = phase.restore("networks", (params, moments))
             for i in range(phase.done, config.steps):
                 batch = solutions.draw(config.batch_size, seed, i)

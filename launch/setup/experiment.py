@@ -21,7 +21,7 @@ from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer, Tokenizer
 from launch.errors import ConfigError, as_config_error, check_all, first_line
 from launch.jobs.hosts import request_cpu_devices
-from launch.phases.long_phases import NOT_KEPT, LongPhases
+from launch.phases.long_phases import long_phase
 from launch.setup.draft import BUILDERS
 from launch.setup.networks import Networks, build_networks
 from launch.setup.problems import Problems, build_problems, build_tokenizer, check_sources
@@ -192,14 +192,11 @@ def host_calls(jaxpr: jax.extend.core.Jaxpr) -> Iterator[str]:
             yield from host_calls(inner)
 
 
-def build_experiment(
-    config: RunConfig, training: bool = True, long_phases: LongPhases = NOT_KEPT, asynchronous: bool = False
-) -> Experiment:
+def build_experiment(config: RunConfig, training: bool = True, asynchronous: bool = False) -> Experiment:
     """Build the experiment that `config` describes. Raises ConfigError if its sections contradict each other.
 
     training: False reads problems only if the draft may depend on them, because its vocabulary is chosen from them or
     a user function builds it, and skips the checks of how a training step is divided over the mesh.
-    long_phases: shows the progress of loading. Raises Stopped at a signal.
     asynchronous: True follows the config's `asynchronous` section, which only runs do.
     """
     functions = _load_functions(config)
@@ -213,7 +210,7 @@ def build_experiment(
         checks += [partial(_check_shards, config, meshes), partial(check_sources, config)]
     check_all(checks)
     mesh, rollout_mesh = meshes
-    with long_phases.phase("loading", 3, "parts", kept=False, quiet=True) as phase:
+    with long_phase("loading", 3, "parts", kept=False, quiet=True) as phase:
         tokenizer = build_tokenizer(config)
         phase.finish(note="tokenizer loaded", program="tokenizer")
         config = _with_stops(config, tokenizer)

@@ -54,8 +54,9 @@ def before_rl(experiment: Experiment, work: LongPhases) -> tuple[Params, Distill
     """Warm up and distil, as a new run does."""
     copied = jax.tree.map(jnp.copy, experiment.networks.params)
     fresh = replace(experiment, networks=replace(experiment.networks, params=copied))
-    params = warm_up(fresh, work)
-    distilled = distill(fresh, params, work)
+    with work:
+        params = warm_up(fresh)
+        distilled = distill(fresh, params)
     return replace(params, draft=distilled.draft), distilled.cost
 
 

@@ -19,7 +19,6 @@ import launch.compare as program
 from launch.comparison.options import CompareArgs
 from launch.comparison.stage_times import STAGES
 from launch.comparison.variants import PLAIN, StepTime
-from launch.phases.long_phases import LongPhases
 from specjax.types import Rollout
 
 WAYS = "exception", "memory", "kill", "abort"
@@ -72,7 +71,7 @@ def compare(directory: Path, how: str) -> None:
     }
     for name, stub in stubs.items():
         setattr(program, name, stub)
-    program.compare(experiment, CompareArgs(automatic=False, json=str(directory / f"{how}.json")), LongPhases())
+    program.compare(experiment, CompareArgs(automatic=False, json=str(directory / f"{how}.json")))
 
 
 def main() -> None:

@@ -36,7 +36,6 @@ from launch.comparison.stage_times import (
 )
 from launch.comparison.variants import StepTime
 from launch.errors import ConfigError, Stopped
-from launch.phases.long_phases import NOT_KEPT, LongPhases
 from launch.rewards.reward_fn import make_reward
 from launch.setup.experiment import Experiment, build_experiment
 from launch.setup.state import fresh_state
@@ -126,7 +125,7 @@ def test_a_comparison_that_is_stopped_shows_the_steps_so_far():
     model = SimpleNamespace(dtype="bfloat16")
     config: Any = SimpleNamespace(draft_training=draft_training, rollout=rollout_options, model=model)
     with pytest.raises(Stopped):
-        time_variants(variants, config, 9, LongPhases(), Console(), shown.update)
+        time_variants(variants, config, 9, Console(), shown.update)
     assert len(shown["3"].turns) == 2 and shown["3"].step_speedup == (2.0, 2.0, 2.0)
 
 
@@ -170,7 +169,7 @@ def test_the_closing_comparison_times_new_steps_at_the_runs_lengths(options: Opt
     seconds = np.array([[1.0, 0.5]] * len(experiment.phases), np.float32) if lengths else None
     state = fresh_state(experiment, experiment.networks.params, seconds)
     reward = make_reward(None, experiment.problems.train, experiment.tokenizer)
-    report = compare_steps(experiment, reward, state, Console(file=said, width=170), NOT_KEPT)
+    report = compare_steps(experiment, reward, state, Console(file=said, width=170))
     assert set(steps) == {4, 5} and set(report.draft_lengths) == {2} and len(report.turns) == 1
     assert ("automatic" in said.getvalue()) == bool(lengths)
     # One step has no interval.
@@ -239,7 +238,7 @@ def test_the_memory_of_both_kinds_of_step_is_checked(monkeypatch: pytest.MonkeyP
         config = parse_run(argv("tiny", SMALL | {"--asynchronous.lag": str(lag)}), "", "")
         experiment = build_experiment(config, asynchronous=True)
         with refuses("enough = 4", ConfigError):
-            launch.compare.compare(experiment, CompareArgs(), LongPhases())
+            launch.compare.compare(experiment, CompareArgs())
     for meshes in ([mesh for _, mesh in checked[:4]], [mesh for _, mesh in checked[4:]]):
         assert meshes == [experiment.rollout_mesh, *[experiment.mesh] * 3]
     (copies, waiting, *_), (more_copies, more_waiting, *_) = checked[0][0], checked[4][0]

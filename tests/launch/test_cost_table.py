@@ -14,7 +14,6 @@ import pytest
 
 from launch.costs.cost_table import CostTable, load_cells
 from launch.errors import ConfigError
-from launch.phases.long_phases import NOT_KEPT, LongPhases
 from specjax.cost import Acceptance, Cell, Drafting, init_drafting, unmeasured
 from specjax.rollout.plan import Phase, RolloutConfig
 from specjax.train.draft.schedule import DraftTrainingConfig
@@ -68,7 +67,7 @@ class FakeTimer:
     def __init__(self) -> None:
         self._times = itertools.count(1)
 
-    def measure(self, _: object, step: int, long_phases: LongPhases) -> list[Cell]:
+    def measure(self, _: object, step: int) -> list[Cell]:
         time = next(self._times)
         return [Cell(8, 40, 0, time, step), Cell(8, 40, 2, 2 * time + time**2, step)]
 
@@ -92,7 +91,7 @@ def test_a_resumed_or_replayed_run_uses_the_recorded_costs(
     path, params, first_step = tmp_path / "cost_table.json", Params({}, {}), 3 if later else 0
     path.write_text("of an attempt without a checkpoint")
     whole, low, high = CostTable(experiment, path, [], replayed=False), drafting(0.1), drafting(0.2)
-    first = whole.start(params, later, NOT_KEPT)
+    first = whole.start(params, later)
     saved = list(whole.cells)
     assert path.exists() == bool(saved) != later
     if later:
@@ -118,11 +117,11 @@ def test_a_resumed_or_replayed_run_uses_the_recorded_costs(
     assert resumed.changes(2, True, low) != later
     replayed = CostTable(experiment, tmp_path / "other.json", load_cells(path, *HERE), replayed=True)
     assert replayed.changes(4, False, low) and not replayed.changes(5, True, high)
-    assert np.isfinite(replayed.start(params, later, NOT_KEPT)).all() != later
+    assert np.isfinite(replayed.start(params, later)).all() != later
     for table in (resumed, replayed):
         assert table.changes(first_step, False, low) and not table.changes(2, False, high)
         np.testing.assert_array_equal(table.update(params, first_step), first)
         np.testing.assert_array_equal(table.update(params, 4), second)
         assert table.cells == whole.cells
     # An asynchronous run begins with the costs of a run that measured later.
-    np.testing.assert_array_equal(replayed.start(params, False, NOT_KEPT), first)
+    np.testing.assert_array_equal(replayed.start(params, False), first)

@@ -27,7 +27,6 @@ from launch.diagnosis.predicted import make_overlaps
 from launch.diagnosis.summary import Diagnosis
 from launch.distillation.trainer import distill
 from launch.errors import ConfigError
-from launch.phases.long_phases import LongPhases
 from launch.run.directory import record_config
 from launch.setup.drafts.eagle3 import Eagle3Draft
 from launch.setup.experiment import Experiment, build_experiment
@@ -62,7 +61,7 @@ def built(settings: Options) -> Experiment:
 def distilled(settings: Options) -> Trained:
     experiment = built(settings)
     params = experiment.networks.params
-    return experiment, replace(params, draft=distill(experiment, params, LongPhases()).draft)
+    return experiment, replace(params, draft=distill(experiment, params).draft)
 
 
 def test_how_a_run_divides_its_batches_does_not_hinder_a_diagnosis() -> None:

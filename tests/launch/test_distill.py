@@ -19,7 +19,6 @@ import launch.train
 from launch.cli.options import parse_run
 from launch.distillation.acceptance import AcceptanceMeter
 from launch.distillation.trainer import DraftTrainer, distill
-from launch.phases.long_phases import LongPhases
 from launch.setup.experiment import build_experiment
 from models.checkpoints.draft import load_draft_checkpoint, save_draft_checkpoint
 from models.checkpoints.made_for import MadeFor, read_made_for, state_made_for
@@ -200,7 +199,7 @@ def test_the_first_answers_are_drafted_where_the_draft_is_not_random(
     experiment = build_experiment(parse_run(argv("gsm8k", shrunk | options), "", ""))
     for trained in (False, True):
         with pytest.raises(Seen) as seen:
-            distill(experiment, experiment.networks.params, LongPhases(), trained=trained)
+            distill(experiment, experiment.networks.params, trained=trained)
         assert seen.value.args == ((HeadDrafter, DRAFT_LENGTH) if saved or trained else (NoDrafter, 0))
 
 

@@ -22,7 +22,6 @@ from launch.data.tokenizers import CharacterTokenizer
 from launch.distillation.acceptance import DraftRecords, count_drafts, length_buckets
 from launch.distillation.teacher_outputs import TeacherOutputCache, picks_of_step
 from launch.distillation.trainer import DraftTrainer
-from launch.phases.long_phases import NOT_KEPT
 from launch.setup.draft_vocabulary import most_frequent
 from specjax.adapters import joined, merged
 from specjax.log_probs import teacher_forced
@@ -91,7 +90,7 @@ def test_the_policys_forward_is_kept_once_for_each_answer(memory: int, monkeypat
     rng = np.random.default_rng(0)
     pairs = [(rng.integers(0, 16, 3).tolist(), rng.integers(0, 16, n).tolist()) for n in (1, 20, 4, 9, 2, 30, 3, 5, 17)]
     answers, weights = Answers.pad([-1] * 9, pairs, 48), params_on(mesh).policy
-    cache = TeacherOutputCache(replace(policy, apply=counted), mesh, weights, 2, 30, NOT_KEPT)
+    cache = TeacherOutputCache(replace(policy, apply=counted), mesh, weights, 2, 30)
     cache.extend(answers.first(6))
     cache.extend(answers)
     ran = len(calls)
@@ -128,7 +127,7 @@ def test_a_draft_is_distilled_from_features_of_the_policy_with_its_adapters(monk
     params, config = adapted_params(mesh, b_scale=0.3), override(SMALLEST, {"distill.batch_size": 2})
     experiment: Any = SimpleNamespace(config=config, networks=SimpleNamespace(policy=policy), mesh=mesh)
     answers = Answers.pad([-1] * 2, [([1, 2, 3], [4] * n) for n in (5, 7)], 10)
-    DraftTrainer(experiment, drafter, params, 1, NOT_KEPT).train(answers, 1)
+    DraftTrainer(experiment, drafter, params, 1).train(answers, 1)
     (weights, batch) = seen[0]
     tokens = jnp.asarray(batch.sequences.tokens)
     full, base = (teacher_forced(policy, x, tokens) for x in (merged(params).policy, params.base))
@@ -144,7 +143,7 @@ def test_a_ladder_sets_the_widths_of_the_kept_forward():
     policy, mesh = networks()[0], mesh_of(1, 1, 1)
     answers = Answers.pad([-1] * 2, [([1, 2, 3], [4] * n) for n in (5, 40)], 48)
     for ladder, sizes in (((12,), [(12, 12), (48, 40)]), ((48,), [(48, 45), (48, 45)])):
-        cache = TeacherOutputCache(policy, mesh, params_on(mesh).policy, 1, 45, NOT_KEPT, ladder=ladder)
+        cache = TeacherOutputCache(policy, mesh, params_on(mesh).policy, 1, 45, ladder=ladder)
         cache.extend(answers)
         batches = [cache.batch(answers, np.array([pick])) for pick in (0, 1)]
         assert [(batch.tokens.shape[1], anchors.place.shape[1]) for batch, _, anchors in batches] == sizes

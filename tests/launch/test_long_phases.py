@@ -163,8 +163,9 @@ def test_timed_turns_reverse_their_order_and_stop_after_the_turn_under_way(tmp_p
 def test_loading_and_the_check_of_answers_stop(tmp_path: Path):
     config = parse_run(argv("tiny", LEAST), "", "")
     for count in (1, 2, 3):
-        with pytest.raises(Stopped, match=f"loading: stopped after {count} of 3 parts"):
-            build_experiment(config, long_phases=stopping_after(count, tmp_path / UNFINISHED))
+        stopped = pytest.raises(Stopped, match=f"loading: stopped after {count} of 3 parts")
+        with stopped, stopping_after(count, tmp_path / UNFINISHED):
+            build_experiment(config)
     # Phases without a state leave no files.
     assert not list(tmp_path.iterdir())
     scored: list[int] = []
@@ -176,8 +177,9 @@ def test_loading_and_the_check_of_answers_stop(tmp_path: Path):
     pool: Any = SimpleNamespace(config=RewardConfig("exact", workers=2), scorers=["exact"], score=score)
     problems = [Problem(prompt="", answer=str(number)) for number in range(40)]
     assert unscorable_answers(pool, problems) == (["1"], []) and scored == [16, 16, 8]
-    with pytest.raises(Stopped, match="check of 40 answers: stopped after 2 of 3 parts"):
-        unscorable_answers(pool, problems, stopping_after(2))
+    stopped = pytest.raises(Stopped, match="check of 40 answers: stopped after 2 of 3 parts")
+    with stopped, stopping_after(2):
+        unscorable_answers(pool, problems)
 
 
 def test_row_88_the_parts_of_a_run_add_up_to_its_time(monkeypatch: pytest.MonkeyPatch):

@@ -131,7 +131,7 @@ def test_row_100_rounds_are_not_timed_before_drafts_may_pay(tmp_path: Path, monk
     """Acceptance is looked at after step 3. Runs that are killed after that, or replayed, take the same choices."""
     measured: list[int] = []
 
-    def measure(params: object, step: int, long_phases: LongPhases) -> list[Cell]:
+    def measure(params: object, step: int) -> list[Cell]:
         measured.append(step)
         return [Cell(2, 14, k, 1 + k / 200, step) for k in (0, 2)]
 
