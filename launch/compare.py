@@ -26,6 +26,7 @@ from launch.run.networks import trained_networks
 from launch.run.pin_references import with_commits, with_step
 from launch.setup.drafts.saved_head import most_drafted
 from launch.setup.experiment import Experiment, build_experiment
+from launch.setup.rollout_trace import trace_rollout
 from launch.timing import format_provenance, provenance
 from specjax.program import dropping_compilations
 
@@ -54,7 +55,7 @@ def compare(experiment: Experiment, args: CompareArgs) -> None:
     asynchronous, experiment = experiment, synchronous(experiment)
     config, costs = experiment.config, round_costs(experiment) if args.automatic else None
     if config.rollout.function is not None:
-        experiment.trace_rollout(config.rollout, config.data.prompts, experiment.mesh)
+        trace_rollout(experiment, config.rollout, config.data.prompts, experiment.mesh)
     params = trained_networks(experiment, args.checkpoint, args.checkpoint_step, console)
     results: dict[str, object] = {**provenance("launch.compare"), "recipe": config.name}
     results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}

@@ -101,19 +101,3 @@ class RunConfig(TrainConfig):
                 f"warmup.steps = {self.warmup.steps}: must be 0 with {self.lora.named} and loss.kl_coefficient, whose "
                 "reference would be the policy before it"
             )
-
-
-def check_correction(config: RunConfig) -> None:
-    """Raise ValueError if rollouts sample from another law than the one that is trained, and no weight corrects."""
-    uncorrected = config.updates.several and not config.updates.recompute_old
-    if config.loss.importance_cap is not None and not uncorrected:
-        return
-    needed = "updates.recompute_old = True" if uncorrected else "loss.importance_cap a number such as 2"
-    for name, value, same in (
-        ("model.rollout_dtype", config.model.rollout_dtype, None),
-        ("lora.merged", config.lora.merged, False),
-        ("asynchronous.lag", config.asynchronous.lag, 0),
-        ("rollout.carry_over", config.rollout.carry_over, None),
-    ):
-        if value not in (None, same):
-            raise ValueError(f"{name} = {value}: must be {same}, or {needed}, to correct for it")

@@ -11,6 +11,7 @@ from launch.comparison.variants import AUTOMATIC, PLAIN, make_variants
 from launch.errors import ConfigError
 from launch.setup.experiment import Experiment
 from launch.setup.memory import check_training
+from launch.setup.rollout_trace import trace_rollout
 from specjax.parallel import processes
 from specjax.rewards import RewardFn
 from specjax.types import Params, TrainState
@@ -28,7 +29,7 @@ def check_comparison(experiment: Experiment) -> None:
         if config.asynchronous.lag is not None:
             check_training(compared)
         if config.rollout.function is not None:
-            compared.trace_rollout(compared.config.rollout, config.data.prompts, compared.mesh)
+            trace_rollout(compared, compared.config.rollout, config.data.prompts, compared.mesh)
     except ConfigError as error:
         raise ConfigError(f"speedup.steps = {config.speedup.steps}: {error}") from error
 

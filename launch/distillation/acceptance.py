@@ -14,6 +14,7 @@ from launch.data.responses import Answers, answers_of, join_answers
 from launch.errors import ConfigError
 from launch.phases.long_phases import long_phase
 from launch.setup.experiment import Experiment
+from launch.setup.rollout_trace import trace_rollout
 from specjax.drafters import Drafter
 from specjax.keys import seed_step
 from specjax.parallel import processes
@@ -117,7 +118,7 @@ def check_counts(experiment: Experiment) -> None:
     config = experiment.config
     if (name := config.rollout.function) is None:
         return
-    traced = experiment.trace_rollout(at_longest(config.rollout), config.data.prompts, experiment.mesh)
+    traced = trace_rollout(experiment, at_longest(config.rollout), config.data.prompts, experiment.mesh)
     if traced.row_rounds is None or traced.drafted is None or traced.accepted is None:
         raise ConfigError(
             f"rollout.function = {name}: must return row_rounds, drafted and accepted, to measure acceptance"

@@ -17,6 +17,7 @@ from launch.run.metric_log import check_wandb
 from launch.run.supervised_warmup import check_warmup
 from launch.setup.experiment import Experiment
 from launch.setup.memory import check_rollout, check_training
+from launch.setup.rollout_trace import trace_rollout
 from specjax.parallel import processes
 from specjax.train.config import check_carry_over, check_mixture
 from specjax.train.loss import LossInputs, per_token_loss
@@ -93,7 +94,7 @@ def _check_training_rollout(experiment: Experiment) -> None:
     config, asynchronous = experiment.config, experiment.config.asynchronous
     if config.rollout.function is None and asynchronous.lag is None and config.rollout.carry_over is None:
         return
-    rollout = experiment.trace_rollout(config.rollout, config.data.prompts, experiment.rollout_mesh, training=True)
+    rollout = trace_rollout(experiment, config.rollout, config.data.prompts, experiment.rollout_mesh, training=True)
     for name, value, allowed in (
         ("model.rollout_dtype", config.model.rollout_dtype, None),
         ("lora.merged", config.lora.merged, False),

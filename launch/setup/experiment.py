@@ -1,10 +1,7 @@
 """Construction of everything that a run needs before its first step: mesh, networks, problems, functions."""
 
-import math
-import re
 import zlib
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -14,32 +11,28 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from configs.schema import AsynchronousConfig, RunConfig
-from configs.schema.run import check_correction
-from launch.cli.functions import load_function, refusing_errors
+from launch.cli.functions import load_function
 from launch.data.batches import PromptPipeline, PromptTable, prompt_pipeline
 from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer, Tokenizer
-from launch.errors import ConfigError, as_config_error, check_all, first_line
+from launch.errors import as_config_error, check_all
 from launch.jobs.hosts import request_cpu_devices
 from launch.phases.long_phases import long_phase
+from launch.setup.checks import check_correction, check_divisibility, check_experts, check_shards, check_windows
 from launch.setup.draft import BUILDERS
 from launch.setup.networks import Networks, build_networks
 from launch.setup.problems import Problems, build_problems, build_tokenizer, check_sources
 from specjax import kernels
 from specjax.asynchronous.weight_transfer import check_sizes
-from specjax.carry_over.groups import nothing_carried
-from specjax.carry_over.rollout import carry_over, carry_over_fn
 from specjax.drafters import EitherDrafter, NoDrafter
-from specjax.keys import SeedStep
-from specjax.options import nearest_divisors, nearest_multiples
 from specjax.parallel.mesh import batch_shards, disjoint_mesh, make_mesh
-from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
-from specjax.rollout.plan import Phase, RolloutConfig, lay_out
+from specjax.rollout.generate import RolloutFn
+from specjax.rollout.plan import Phase, lay_out
 from specjax.rollout.speculative import speculative_rollout
 from specjax.short_repr import short_repr
 from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.train.loss import LossFn, policy_loss
-from specjax.types import Params, Prompts, Rollout
+from specjax.types import Params, Prompts
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,62 +128,6 @@ class Experiment:
         shapes = (count, self.prompt_width), (count,), (count,)
         return Prompts(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes))  # pyright: ignore[reportArgumentType]
 
-    def trace_rollout(self, config: RolloutConfig, prompts: int, mesh: Mesh, training: bool = False) -> Rollout:
-        """Return the shapes and dtypes of a rollout of `prompts` prompts. Traces it, compiles and runs nothing.
-
-        mesh: devices that generate it: `rollout_mesh` in training steps, otherwise `mesh`.
-        training: it is the rollout of a training step; no other carries sequences over.
-
-        Raises ConfigError if the rollout function raises or calls the host, or if its tokens or lengths have wrong
-        shapes.
-        """
-        width, networks = self.prompt_width, self.networks
-        policy, drafter, params = networks.policy, networks.drafter, networks.params
-        rows = prompts * config.group_size
-        phases = len(lay_out(config, rows // batch_shards(mesh), width))
-        name, step = self.config.rollout.function, jax.ShapeDtypeStruct((), jnp.int32)
-        draft_length_indices = jax.ShapeDtypeStruct((phases,), jnp.int32) if config.draft_lengths else None
-
-        def run(params: Params, prompts: Prompts, seed_step: SeedStep, choice: Choice) -> Rollout:
-            carried = nothing_carried(config, (len(prompts.lengths), width)) if training else None
-            rollout_fn = self.rollout_fn if carried is None else carry_over_fn(self.rollout_fn)
-            generate = per_shard(rollout_fn, policy, drafter, config, mesh)
-            if carried is not None:
-                generate = carry_over(generate, carried, seed_step[1])
-            return generate(prepare(policy, drafter, params), prompts, seed_step, choice)
-
-        refusing = nullcontext() if name is None else refusing_errors("rollout.function", name, "return a Rollout")
-        try:
-            with refusing, jax.set_mesh(mesh):
-                args = replace(params, memory=()), self.abstract_prompts(prompts), (step, step), draft_length_indices
-                jaxpr, rollout = jax.make_jaxpr(run, return_shape=True)(*args)
-                if not isinstance(rollout, Rollout):
-                    raise TypeError(f"returned {type(rollout).__name__}")
-        except (TypeError, ValueError) as error:
-            reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}"
-            if mesh != self.mesh:
-                # Messages name the axes of every mesh as options of `mesh`.
-                reason = re.sub(r"(?<![\w.])mesh\.", "asynchronous.rollout_mesh.", reason)
-            raise ConfigError(reason) from error
-        if (call := next(host_calls(jaxpr.jaxpr), None)) is not None:
-            raise ConfigError(
-                f"rollout.function = {name}: calls the host by {call}; must not, because a data shard generates within "
-                "one program: tools between turns are not supported"
-            )
-        actual, expected = (rollout.tokens.shape, rollout.lengths.shape), ((rows, config.max_new_tokens), (rows,))
-        if actual != expected:
-            raise ConfigError(f"rollout.function = {name}: tokens and lengths have shapes {actual}, must be {expected}")
-        return rollout
-
-
-def host_calls(jaxpr: jax.extend.core.Jaxpr) -> Iterator[str]:
-    """Yield the name of each operation that waits for the host, in inner programs too. jax.debug.print does not."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name in ("pure_callback", "io_callback"):
-            yield equation.primitive.name
-        for inner in jax.extend.core.jaxprs_in_params(equation.params):
-            yield from host_calls(inner)
-
 
 def build_experiment(config: RunConfig, training: bool = True, asynchronous: bool = False) -> Experiment:
     """Build the experiment that `config` describes. Raises ConfigError if its sections contradict each other.
@@ -200,14 +137,14 @@ def build_experiment(config: RunConfig, training: bool = True, asynchronous: boo
     asynchronous: True follows the config's `asynchronous` section, which only runs do.
     """
     functions = _load_functions(config)
-    checks = [partial(_check_correction, config)] if training else []
+    checks = [partial(check_correction, config)] if training else []
     if not asynchronous:
         config = replace(config, asynchronous=AsynchronousConfig())
     request_cpu_devices(config)
     meshes = list[Mesh]()
-    checks += [partial(_make_meshes, config, meshes), partial(_check_windows, config)]
+    checks += [partial(_make_meshes, config, meshes), partial(check_windows, config)]
     if training:
-        checks += [partial(_check_shards, config, meshes), partial(check_sources, config)]
+        checks += [partial(check_shards, config, meshes), partial(check_sources, config)]
     check_all(checks)
     mesh, rollout_mesh = meshes
     with long_phase("loading", 3, "parts", kept=False, quiet=True) as phase:
@@ -218,7 +155,7 @@ def build_experiment(config: RunConfig, training: bool = True, asynchronous: boo
         problems = build_problems(config) if needs_problems else Problems(train=[], held_out=[])
         phase.finish(note="problems loaded", program="problems")
         networks = build_networks(config, mesh, tokenizer, problems.train)
-        _check_experts(config, networks)
+        check_experts(config, networks)
         phase.finish(note="networks loaded", program="networks")
     config = _frozen_if_empty(config, networks)
     return Experiment(config, mesh, rollout_mesh, tokenizer, problems, networks, *functions)
@@ -235,7 +172,7 @@ def abstract_experiment(config: RunConfig, mesh: Mesh, rollout_mesh: Mesh | None
     functions = _load_functions(config)
     rollout_mesh = mesh if rollout_mesh is None else rollout_mesh
     sizes = {"shards": batch_shards(mesh), "rollout_shards": batch_shards(rollout_mesh)}
-    checks = _check_correction, _check_windows, partial(_check_divisibility, **sizes)
+    checks = check_correction, check_windows, partial(check_divisibility, **sizes)
     check_all([partial(check, config) for check in checks])
     # Only a checkpoint's tokenizer has the ids of stop tokens that are given as text, and finds stop strings.
     tokenizer = ByteTokenizer()
@@ -245,7 +182,7 @@ def abstract_experiment(config: RunConfig, mesh: Mesh, rollout_mesh: Mesh | None
     config = _with_stops(config, tokenizer)
     remembered = build_problems(config).train if config.draft.lookup.kind == "history" else []
     networks = build_networks(config, mesh, tokenizer, remembered, shapes=True)
-    _check_experts(config, networks)
+    check_experts(config, networks)
     config = _frozen_if_empty(config, networks)
     unread = Problems(train=[], held_out=[])
     return Experiment(config, mesh, rollout_mesh, tokenizer, unread, networks, *functions)
@@ -283,108 +220,3 @@ def _make_meshes(config: RunConfig, meshes: list[Mesh]) -> None:
         if lag is not None:
             check_sizes(mesh, rollout_mesh)
         meshes.append(rollout_mesh)
-
-
-def _check_experts(config: RunConfig, networks: Networks) -> None:
-    """Raise ConfigError for devices along `expert` if neither network has experts: they would all do the same."""
-    specs = [x.sharding.spec for x in jax.tree.leaves((networks.params.policy, networks.params.draft))]
-    if networks.policy.mixture is not None or any("expert" in axes for axes in map(jax.tree.leaves, specs)):
-        return
-    for name, mesh in (("mesh", config.mesh), ("asynchronous.rollout_mesh", config.asynchronous.rollout_mesh)):
-        if mesh.expert > 1:
-            raise ConfigError(f"{name}.expert = {mesh.expert}: must be 1; neither network has a mixture of experts")
-
-
-def _check_correction(config: RunConfig) -> None:
-    with as_config_error():
-        check_correction(config)
-
-
-def _check_divisibility(config: RunConfig, shards: int, rollout_shards: int) -> None:
-    """Raise a ConfigError unless prompts, groups, minibatches and microbatches divide over the data shards.
-
-    It has a line for each that does not. Those that depend on a refused number are checked with the nearest that works.
-    """
-    refused, prompts, groups, updates = list[str](), config.data.prompts, config.selection.groups, config.updates
-    counts = {"mesh": shards, "asynchronous.rollout_mesh": rollout_shards}
-    data_shards = math.lcm(shards, rollout_shards)
-    failing = [f"{mesh}.data x {mesh}.fsdp = {count}" for mesh, count in counts.items() if prompts % count]
-    if failing:
-        if rollout_shards == shards:
-            failing = failing[:1]
-        near = nearest_multiples(prompts, data_shards)
-        refused.append(f"data.prompts = {prompts}: must be a multiple of {' and of '.join(failing)}; nearest: {near}")
-        prompts = _nearest_multiple(prompts, data_shards)
-    share, finished = config.rollout.carry_over, config.rollout.finished_groups(prompts)
-    if share is not None and (finished % data_shards or not 0 < finished < prompts):
-        allowed = range(data_shards, prompts, data_shards)
-        near = sorted(allowed, key=lambda count: abs(count - share * prompts))[:2]
-        # Rounded up, because a share is rounded down to prompts.
-        shares = " or ".join(f"{math.ceil(1e4 * count / prompts) / 1e4:g}" for count in sorted(near))
-        refused.append(
-            f"rollout.carry_over = {share}: finishes {finished} of data.prompts = {prompts} in a step; must be above "
-            f"0, below {prompts} and a multiple of the {data_shards} data shards; "
-            + (f"nearest: {shares}" if near else "needs more data.prompts")
-        )
-        finished = near[0] if near else prompts
-    if groups % shards or groups > finished:
-        near = nearest_multiples(min(groups, finished), shards)
-        most = f"data.prompts = {prompts}" if share is None else f"{finished}, the prompts that a step finishes"
-        refused.append(
-            f"selection.groups = {groups}: must be a multiple of mesh.data x mesh.fsdp = {shards}, and at most {most}; "
-            f"nearest: {near}"
-        )
-        groups = _nearest_multiple(min(groups, finished), shards)
-    sequences, minibatches = (groups or finished) * config.rollout.group_size // shards, updates.minibatches
-    if sequences % (minibatches * config.microbatches):
-        name = f"updates.minibatches x microbatches = {minibatches} x {config.microbatches}"
-        if minibatches == 1:
-            name = f"microbatches = {config.microbatches}"
-        option, value, number = "microbatches", config.microbatches, sequences // minibatches
-        if sequences % minibatches:
-            option, value, number = "updates.minibatches", minibatches, sequences
-        refused.append(
-            f"{name}: must divide {sequences}, the sequences that a data shard trains on per step"
-            f"{f' with data.prompts = {prompts}' * (prompts != config.data.prompts)}; nearest {option}: "
-            f"{nearest_divisors(value, number)}"
-        )
-    if refused:
-        raise ConfigError(*refused)
-
-
-def _check_shards(config: RunConfig, meshes: Sequence[Mesh]) -> None:
-    """Raise ConfigError unless the batches of a training step, and of a new run's distillation, divide over the meshes.
-
-    meshes: those that could be made, of the one that trains and the one that generates.
-    """
-    if not meshes:
-        return
-    shards, rollout_shards = batch_shards(meshes[0]), batch_shards(meshes[-1])
-    checks = [partial(_check_divisibility, config, shards, rollout_shards)]
-    if config.distill.steps and not config.resume:
-        checks.append(partial(check_distillation_batch, config, shards))
-    check_all(checks)
-
-
-def check_distillation_batch(config: RunConfig, shards: int) -> None:
-    """Raise ConfigError unless the microbatches of distillation divide over the data shards."""
-    rows, parts = config.distill.batch_size, config.distill.microbatches * shards
-    if rows % parts:
-        raise ConfigError(
-            f"distill.batch_size = {rows}: must be a multiple of distill.microbatches x mesh.data x mesh.fsdp = "
-            f"{parts}; nearest: {nearest_multiples(rows, parts)}"
-        )
-
-
-def _nearest_multiple(value: int, factor: int) -> int:
-    return max(1, round(value / factor)) * factor
-
-
-def _check_windows(config: RunConfig) -> None:
-    """Raise ConfigError if a phase's window is shorter than the longest prompt."""
-    for _, window in config.rollout.phases:
-        if window < config.data.max_prompt_tokens:
-            raise ConfigError(
-                f"rollout.phases = {config.rollout.phases}: a window of {window} is too short for a prompt; "
-                f"must be at least data.max_prompt_tokens = {config.data.max_prompt_tokens}"
-            )

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from launch.errors import as_config_error
 from launch.setup.experiment import Experiment
+from launch.setup.rollout_trace import trace_rollout
 from launch.setup.state import abstract_state
 from specjax.log_probs import LOGIT_BYTES
 from specjax.parallel.memory import MemoryPart, bytes_per_device, check_memory, growing
@@ -36,7 +37,7 @@ def check_rollout(
         parts = [*_parameters(experiment), *_rollout(experiment, rollout, prompts, rows, experiment.mesh)]
         check_memory(parts, experiment.mesh)
     if experiment.config.rollout.function is not None:
-        experiment.trace_rollout(rollout, prompts[0], experiment.mesh)
+        trace_rollout(experiment, rollout, prompts[0], experiment.mesh)
 
 
 def check_training(experiment: Experiment) -> None:

@@ -10,6 +10,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch.setup.experiment import Experiment
+from launch.setup.rollout_trace import trace_rollout
 from specjax.asynchronous.step import waiting_sharding
 from specjax.train.state import abstract_train_state, init_train_state
 from specjax.types import Ahead, Params, TrainState
@@ -37,7 +38,7 @@ def abstract_state(experiment: Experiment) -> TrainState:
 def _abstract_ahead(experiment: Experiment, state: TrainState) -> Ahead:
     config, mesh = experiment.config, experiment.rollout_mesh
     waiting, everywhere = waiting_sharding(mesh), NamedSharding(mesh, P())
-    rollout = experiment.trace_rollout(config.rollout, config.data.prompts, mesh, training=True)
+    rollout = trace_rollout(experiment, config.rollout, config.data.prompts, mesh, training=True)
     shapes = rollout, experiment.abstract_prompts(config.data.prompts)
     rollout, prompts = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=waiting), shapes)
     version = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)

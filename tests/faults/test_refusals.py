@@ -14,7 +14,8 @@ import launch.run.checks as checks
 from configs.schema import AsynchronousConfig, DraftConfig, ModelConfig
 from configs.tiny import config as tiny
 from launch.errors import ConfigError
-from launch.setup.experiment import Experiment, _check_experts, build_experiment
+from launch.setup.checks import check_experts
+from launch.setup.experiment import Experiment, build_experiment
 from launch.setup.memory import check_rollout
 from models.files import read_json
 from specjax.parallel.mesh import MeshConfig
@@ -40,7 +41,7 @@ def test_row_43_devices_for_experts_that_are_not_there(experiment: Experiment) -
         (replace(CONFIG, asynchronous=ahead), "asynchronous.rollout_mesh"),
     ):
         with refuses(f"{name}.expert = 2: must be 1", ConfigError):
-            _check_experts(config, experiment.networks)
+            check_experts(config, experiment.networks)
 
 
 @pytest.mark.parametrize("share", [1e-12, 1e-300, 1e-9])
