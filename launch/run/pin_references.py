@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
+from configs.from_json import from_json
 from configs.override import override
 from configs.schema import RunConfig
 from launch.cli.paths import CONFIG_FILE
@@ -44,12 +45,7 @@ def with_commits(config: RunConfig, run: str | Path | None = None, starts: bool 
     starts: a run starts or goes on: fix the time if no run has one, and take `lora` as it is given.
     """
     values = processes.on_primary(lambda: _pinned(config, run, starts))
-    return override(config, {name: _as_tuple(value) for name, value in values.items()})
-
-
-def _as_tuple(value: Any) -> Any:
-    """Return the value with tuples for the lists of JSON, in which configurations are stored and exchanged."""
-    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
+    return override(config, {name: from_json(Any, value) for name, value in values.items()})
 
 
 def _pinned(config: RunConfig, run: str | Path | None, starts: bool) -> dict[str, Any]:
