@@ -1,4 +1,4 @@
-"""What follows from options where the recipe would stand in the way."""
+"""Consequences of options where the recipe would stand in the way."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the shapes of all drafts that read features of the policy have in common."""
+"""Shape of the drafts that read features of the policy, as far as all of them have it in common."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -53,7 +53,8 @@ def test_a_draft_of_another_kind_keeps_what_both_read_alike():
     assert draft.replaced(kind="mtp", unroll=4) == DraftConfig("mtp", loss="kl", rollout_dtype="int8", unroll=4)
     assert draft.replaced(kind="my.drafts:build") == DraftConfig("my.drafts:build", **sizes)
     assert draft.replaced(path="x") == replace(draft, path="x", vocab_size=None)
-    assert override(RunConfig(name="own", steps=1, draft=draft), {"draft.kind": "none"}).draft == DraftConfig("none")
+    run = RunConfig(name="own", steps=1, draft=draft)
+    assert override(run, {"draft.kind": "none", "rollout.draft_length": 0}).draft == DraftConfig("none")
 
 
 def test_the_shape_of_a_new_draft_has_what_is_set_and_what_makes_it_this_kind():
@@ -77,7 +78,7 @@ def test_a_run_that_recorded_idle_options_goes_on(tmp_path: Path):
     assert config.draft == DraftConfig("none", lookup=LookupConfig("ngram"))
     (tmp_path / "config.json").write_text(RECORDED.read_text())
     check_resumable(tmp_path, replace(config, resume=True))
-    with refuses("draft.lookup.kind = none: ...ngram", ConfigError):
-        check_resumable(tmp_path, override(config, {"resume": True, "draft.lookup.kind": "none"}))
+    with refuses("draft.lookup.kind = history: ...ngram", ConfigError):
+        check_resumable(tmp_path, override(config, {"resume": True, "draft.lookup.kind": "history"}))
     with refuses("draft.colour: is not an option", ValueError):
         from_json(RunConfig, without_idle_options(record | {"draft": {"kind": "none", "colour": "red"}}))
