@@ -18,8 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.schema import DraftConfig, RunConfig
-from configs.schema.networks import BLOCKS
+from configs.schema import KINDS, DraftConfig, HeadConfig, RunConfig
 from launch.cli.options import parse_run_and
 from launch.cli.paths import write_results
 from launch.cli.program import run_program, use_compile_cache
@@ -30,7 +29,7 @@ from launch.distillation.trainer import distill
 from launch.phases.long_phases import long_phase
 from launch.rewards.reward_fn import make_pool, make_reward
 from launch.run.supervised_warmup import warm_up
-from launch.setup.drafts.block import fresh_block
+from launch.setup.drafts.block import BlockDraft
 from launch.setup.experiment import Experiment, build_experiment
 from launch.setup.state import fresh_state
 from launch.timing import format_interval, format_provenance, provenance
@@ -44,6 +43,7 @@ from specjax.types import Params, PyTree
 
 PLAIN = "none"
 LOOKUPS = ("ngram", "history")
+BLOCKS = tuple(name for name, kind in KINDS.items() if kind.reads("draft.head.block_size"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +80,12 @@ def draft_of(arm: str, config: RunConfig, args: KindsArgs) -> DraftConfig:
     if kind in LOOKUPS:
         kind, lookup = PLAIN, kind
     draft = replace(config.draft, lookup=replace(config.draft.lookup, kind=lookup or PLAIN))
-    if kind == PLAIN:
-        return replace(draft, kind=kind, vocab_size=None)
-    if kind in BLOCKS:
-        head = replace(draft.head, num_layers=args.layers, block_size=args.draft_length, markov_rank=args.markov_rank)
-        return replace(draft, kind=kind, head=head)
-    return replace(draft, kind=kind)
+    if kind not in BLOCKS:
+        return draft.replaced(kind=kind)
+    head = HeadConfig(num_layers=args.layers, block_size=args.draft_length)
+    if KINDS[kind].reads("draft.head.markov_rank"):
+        head = replace(head, markov_rank=args.markov_rank)
+    return draft.replaced(kind=kind, head=head)
 
 
 def with_parameters(draft: DraftConfig, total: int, experiment: Experiment) -> DraftConfig:
@@ -94,7 +94,7 @@ def with_parameters(draft: DraftConfig, total: int, experiment: Experiment) -> D
     assert decoder is not None
 
     def size(width: int) -> int:
-        head = fresh_block(replace(draft, intermediate_size=width), decoder, experiment.tokenizer)
+        head = BlockDraft.fresh(replace(draft, intermediate_size=width), decoder, experiment.tokenizer)
         return count(jax.eval_shape(partial(init_block, head), jax.random.key(0)))
 
     width = 8 * round(1 + (total - size(8)) / (size(16) - size(8)))

@@ -3,6 +3,7 @@
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
+from configs.schema import KINDS, DraftConfig, kind_of
 from specjax.options import alternatives
 
 
@@ -30,3 +31,16 @@ def from_json(kind: Any, value: Any) -> Any:
         except ValueError as error:
             raise ValueError(f"{name}.{error}") from error
     return section(**read)
+
+
+def without_idle_options(run: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON of a run without options that the kind of its draft does not read, which older runs may hold."""
+    draft = run.get("draft")
+    if not isinstance(draft, dict):
+        return run
+    idle = {option for kind in KINDS.values() for option in kind.options}
+    idle -= {*kind_of(str(draft.get("kind", DraftConfig.kind))).options}
+    kept = {name: value for name, value in draft.items() if name not in idle}
+    if isinstance(head := draft.get("head"), dict):
+        kept["head"] = {name: value for name, value in head.items() if f"head.{name}" not in idle}
+    return run | {"draft": kept}

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
+
+from configs.schema import DraftConfig
 
 T = TypeVar("T")
 
@@ -10,8 +13,9 @@ T = TypeVar("T")
 def override(config: T, values: Mapping[str, Any]) -> T:
     """Return a copy of a dataclass with new values by dotted path, such as {"rollout.law.temperature": 0.6}.
 
-    All values of a section change at once, so its checks see only the final values. A failed check raises ValueError
-    with the message `path.to.field = value: ...`.
+    All values of a section change at once, so its checks see only the final values. A draft of another kind keeps what
+    both kinds read alike (`DraftConfig.replaced`). A failed check raises ValueError with the message
+    `path.to.field = value: ...`.
     """
     changes = {path: value for path, value in values.items() if "." not in path}
     nested: dict[str, dict[str, Any]] = {}
@@ -24,7 +28,8 @@ def override(config: T, values: Mapping[str, Any]) -> T:
             changes[section] = override(getattr(config, section), inner)
         except ValueError as error:
             raise ValueError(f"{section}.{error}") from error
-    return replace(config, **changes)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    make: Any = config.replaced if isinstance(config, DraftConfig) else partial(replace, config)  # pyright: ignore
+    return make(**changes)
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

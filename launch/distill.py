@@ -12,7 +12,7 @@ prompts. The output directory holds:
 from dataclasses import replace
 from pathlib import Path
 
-from configs.schema.networks import LookupConfig
+from configs.schema import LookupConfig
 from launch.cli.options import parse_run_and
 from launch.cli.paths import check_policy_source, new_output_directory
 from launch.cli.program import run_program, use_compile_cache

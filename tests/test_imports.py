@@ -40,8 +40,8 @@ ROOMS = {
         ("hf",),
     ),
     "configs": (
-        ("override",),
         ("schema",),
+        ("override",),
         ("algorithms", "own_data", "qwen3_math", "smollm2_extraction"),
         ("qwen3_30b_a3b",),
     ),

@@ -6,9 +6,10 @@ The options of an algorithm are defined with it in `specjax`, and imported here 
 from configs.schema.asynchronous import AsynchronousConfig
 from configs.schema.before_rl import DistillConfig, WarmupConfig
 from configs.schema.data import ArithmeticConfig, DataConfig
+from configs.schema.drafts import KINDS, DraftConfig, HeadConfig, LookupConfig, kind_of
 from configs.schema.functions import LossOptions, RolloutOptions
 from configs.schema.hosts import HostsConfig
-from configs.schema.networks import BLOCKS, DRAFT_KINDS, HEADS, DraftConfig, HeadConfig, LookupConfig, ModelConfig
+from configs.schema.model import ModelConfig
 from configs.schema.records import CheckpointConfig, EvalConfig, LogConfig, SpeedupConfig
 from configs.schema.rewards import LengthConfig, RewardConfig
 from configs.schema.run import RunConfig

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from configs.schema.asynchronous import AsynchronousConfig
 from configs.schema.before_rl import DistillConfig, WarmupConfig
 from configs.schema.data import DataConfig
+from configs.schema.drafts import DraftConfig
 from configs.schema.functions import LossOptions, RolloutOptions
 from configs.schema.hosts import HostsConfig
-from configs.schema.networks import DraftConfig, ModelConfig
+from configs.schema.model import ModelConfig
 from configs.schema.records import CheckpointConfig, EvalConfig, LogConfig, SpeedupConfig
 from configs.schema.rewards import RewardConfig
 from models.lora import LoraConfig
@@ -71,8 +72,7 @@ class RunConfig(TrainConfig):
         lag = self.asynchronous.lag
         if lag and lag >= self.steps:
             raise ValueError(f"asynchronous.lag = {lag}: must be less than steps = {self.steps}")
-        if self.draft.kind == "none":
-            self._check_undrafted()
+        self._check_undrafted()
         if self.lora.enabled:
             self._check_lora()
         if self.rollout.verifier not in VERIFIERS:

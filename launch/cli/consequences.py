@@ -1,14 +1,10 @@
-"""What follows from options where the recipe would stand in the way."""
+"""Consequences of options where the recipe would stand in the way."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from configs.schema import DraftConfig, RunConfig
-from configs.schema.networks import DRAFT_KINDS, HEADS
+from configs.schema import RunConfig
 from configs.schema.rewards import TRACED
-
-# Fields by which a draft's kind is described. Other kinds refuse them, but all heads take a reduced vocabulary.
-_OF_A_KIND = ("path", "vocab_size", "architecture", "mtp_convention", "unroll", "decay")
 
 # Learning rate of adapters, as a multiple of that of all weights (Thinking Machines, "LoRA Without Regret", 2025).
 LORA_RATE = 10
@@ -18,22 +14,15 @@ def with_consequences(recipe: RunConfig, values: Mapping[str, Any]) -> dict[str,
     """Return the values of options, with what follows from them where the recipe would stand in the way.
 
     - A draft length fixes it, where a recipe chooses among several.
-    - A draft of another kind is not described by the fields of the recipe's; one from files has its own vocabulary.
     - Without a draft there is nothing to draft with or to distil.
     - The learning rate of adapters is ten times that of all weights.
     - A scorer within the program compares token ids, and cannot leave thinking out.
     """
     draft, follows = recipe.draft, dict[str, Any]()
-    kind = values.get("draft.kind", draft.kind)
     if "rollout.draft_length" in values:
         follows["rollout.draft_lengths"] = ()
-    if kind != draft.kind and kind in DRAFT_KINDS:
-        kept = ("vocab_size",) if {kind, draft.kind} <= set(HEADS) else ()
-        follows |= {f"draft.{name}": getattr(DraftConfig, name) for name in _OF_A_KIND if name not in kept}
-    if kind in HEADS and values.get("draft.path", draft.path) is not None:
-        follows["draft.vocab_size"] = None
-    if kind == "none":
-        follows |= {"draft.rollout_dtype": None, "distill.steps": 0}
+    if values.get("draft.kind", draft.kind) == "none":
+        follows["distill.steps"] = 0
         if values.get("draft.lookup.kind", draft.lookup.kind) == "none":
             follows |= {"rollout.draft_length": 0, "rollout.draft_lengths": ()}
     lora = bool(values.get("lora.rank", recipe.lora.rank) or values.get("lora.path", recipe.lora.path))

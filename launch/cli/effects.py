@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from configs.schema import BLOCKS, RunConfig
+from configs.schema import KINDS, RunConfig
 from configs.schema.rewards import TRACED
 from launch.cli.recipe_options import TRAIN, reads
 from launch.jobs.hosts import launched_by_a_cluster
@@ -20,9 +20,10 @@ class Ignored(NamedTuple):
 
 
 IGNORED = (
-    Ignored(("draft.unroll",), {"draft.kind": (*BLOCKS, "none")}),
-    Ignored(("draft.loss", "draft.decay", "draft_training", "draft_optimizer"), {"draft.kind": ("none",)}),
-    Ignored(("model.feature_layers",), {"draft.kind": ("none", "model", "mtp")}),
+    Ignored(("draft_training", "draft_optimizer"), {"draft.kind": ("none",)}),
+    Ignored(
+        ("model.feature_layers",), {"draft.kind": [name for name, kind in KINDS.items() if kind.feature_layers is None]}
+    ),
     Ignored(("draft.lookup.kept",), {"draft.lookup.kind": ("none", "ngram")}),
     Ignored(("loss.kl_estimator",), {"loss.kl_coefficient": (0,)}),
     Ignored(("hosts.coordinator",), {"hosts.count": (1,)}),

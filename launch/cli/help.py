@@ -14,22 +14,28 @@ from launch.errors import ConfigError
 
 def help_on(
     topic: str,
-    sections: Mapping[str, Parser],
-    fields: Sequence[Field],
+    overview: Parser,
+    programs_own: Sequence[Field],
+    shown: Sequence[Field],
     all_fields: Sequence[Field],
     elsewhere: Mapping[str, str],
 ) -> list[Parser]:
-    """Return parsers with the help on a section, or on the options that a word names or describes.
+    """Return parsers with the help on a section, on `all`, or on the options that a word names or describes.
 
-    fields:     those that the program takes.
-    all_fields: the fields of a recipe.
-    elsewhere:  by flag, why the program may not take a field.
+    overview:     parser for no topic.
+    programs_own: fields that only the program has.
+    shown:        fields of the recipe that it takes.
+    all_fields:   fields of the recipe.
+    elsewhere:    by flag, why it may not take a field.
 
     Raises ConfigError if there is nothing on the topic.
     """
-    if (section := topic.replace("-", "_")) in sections:
-        return [sections[section]]
-    if found := matching(topic, fields):
+    if not topic:
+        return [overview]
+    sections = sections_of(shown)
+    if named := [name for name in sections if topic in ("all", name.replace("_", "-"), name)]:
+        return [_section_parser(name, shown) for name in named]
+    if found := matching(topic, [*programs_own, *shown]):
         return [_group_parser(f"options for {topic!r}", found)]
     others = "; ".join(f"{each.flag}: {elsewhere[each.flag]}" for each in matching(topic, all_fields)[:6])
     allowed = f"must be another word, all, or a section: {', '.join(sections)}"
@@ -51,13 +57,17 @@ def overview_parser(usage: str, description: str, fields: Sequence[Field], secti
     return parser
 
 
-def section_parser(name: str, fields: Sequence[Field]) -> Parser:
+def _section_parser(name: str, fields: Sequence[Field]) -> Parser:
     """Return a parser of the options in one section of the recipe."""
-    return _group_parser(f"{name}: {_title(name)}", [field for field in fields if section_of(field) == name])
+    return _group_parser(f"{name}: {_title(name)}", [field for field in fields if _section_of(field) == name])
 
 
-def section_of(field: Field) -> str:
-    """Return the section of the recipe that an option is in; "run" for those of the run itself."""
+def sections_of(fields: Sequence[Field]) -> list[str]:
+    """Return the sections of the recipe that options are in, "run" for those of the run itself first."""
+    return list(dict.fromkeys(["run", *map(_section_of, fields)]))
+
+
+def _section_of(field: Field) -> str:
     return field.path.split(".")[0] if "." in field.path else "run"
 
 

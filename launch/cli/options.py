@@ -7,11 +7,11 @@ from typing import Any, Literal, TypeVar
 
 from configs.algorithms import ALGORITHMS, describe, with_algorithm
 from configs.override import override
-from configs.schema import RunConfig
+from configs.schema import DraftConfig, RunConfig, kind_of
 from launch.cli.consequences import with_consequences
 from launch.cli.effects import without_effect
 from launch.cli.fields import Field, fields_of, summary
-from launch.cli.help import help_on, overview_parser, section_of, section_parser
+from launch.cli.help import help_on, overview_parser, sections_of
 from launch.cli.microbatches import with_fitting_microbatches
 from launch.cli.parser import Parser
 from launch.cli.recipe_options import RECIPE_ONLY, TRAIN, reads
@@ -63,22 +63,25 @@ def parse_run_and(
             recipe = replace(load_recipe(argv[0]), **defaults)
     all_fields = list(fields_of(RunConfig, recipe))
     settable = [field for field in all_fields if reads(reading, field.path) and not reads(RECIPE_ONLY, field.path)]
-    sections = {name: section_parser(name, settable) for name in dict.fromkeys(["run", *map(section_of, settable)])}
     programs_own = [_ALGORITHM_OPTION] if reads(reading, "loss.function") else []
     programs_own += fields_of(kind)
-    overview = overview_parser(f"{prog} CONFIG [--option VALUE ...]", description, programs_own, [*sections])
+    overview = overview_parser(f"{prog} CONFIG [--option VALUE ...]", description, programs_own, sections_of(settable))
     elsewhere = {
         field.flag: f"set {field.path} in a recipe file"
         if reads(RECIPE_ONLY, field.path)
         else f"{prog.rpartition(' ')[2]} does not read it"
         for field in all_fields
     }
-    parser = Parser(parents=[overview, *sections.values()])
+    parser = Parser(parents=[overview])
+    for field in settable:
+        field.add_to(parser)
     values = parser.read(argv if recipe is None else argv[1:], [*programs_own, *settable], elsewhere)
     if "help" in values:
-        topic = " ".join(values["help"])
-        parsers = {"": [overview], "all": sections.values()}.get(topic)
-        parsers = parsers or help_on(topic, sections, [*programs_own, *settable], all_fields, elsewhere)
+        draft = values.get("draft.kind", DraftConfig.kind if recipe is None else recipe.draft.kind)
+        idle = {field.flag for field in settable if not kind_of(draft).reads(field.path)}
+        elsewhere |= dict.fromkeys(idle, f"drafts of kind {draft} do not read it")
+        shown = [field for field in settable if field.flag not in idle]
+        parsers = help_on(" ".join(values["help"]), overview, programs_own, shown, all_fields, elsewhere)
         print("\n".join(each.format_help() for each in parsers), end="")
         raise SystemExit(0)
     if recipe is None:

@@ -5,7 +5,7 @@ import runpy
 from dataclasses import replace
 from pathlib import Path
 
-from configs.from_json import from_json
+from configs.from_json import from_json, without_idle_options
 from configs.schema import HostsConfig, RunConfig
 from launch.cli.paths import CONFIG_FILE
 from launch.errors import ConfigError
@@ -41,7 +41,7 @@ def load_recipe(name: str) -> RunConfig:
             record = read_json(Path(name) / CONFIG_FILE)
             if "rollout" not in record:
                 raise ValueError(f"{CONFIG_FILE} is not a run's; must be {choices()}")
-            config = from_json(RunConfig, record)
+            config = from_json(RunConfig, without_idle_options(record))
         except (OSError, TypeError, ValueError) as error:
             raise ConfigError(f"CONFIG = {name}: {error}") from error
         return replace(config, out=None, resume=False, hosts=HostsConfig())

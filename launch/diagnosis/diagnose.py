@@ -5,8 +5,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from configs.schema import RunConfig
-from configs.schema.networks import LookupConfig
+from configs.schema import LookupConfig, RunConfig
 from launch.data.batches import fixed_batches
 from launch.diagnosis.acceptance import acceptance_findings, rates
 from launch.diagnosis.alternatives import alternatives

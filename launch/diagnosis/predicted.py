@@ -1,16 +1,14 @@
 """Acceptance as training predicts it, from a teacher-forced forward over the generated sequences."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from launch.diagnosis.observed import Observed
-from specjax.drafters import BlockDrafter, Drafter, HeadDrafter, ModelDrafter, NGramDrafter
+from specjax.drafters import Drafter
 from specjax.log_probs import teacher_forced
 from specjax.parallel import processes
 from specjax.sampling import SamplingLaw
@@ -30,18 +28,11 @@ def make_overlaps(
     N is `positions`, or 1 for a user's drafter, whose loss predicts only position 1. To save memory, rows run one by
     one, and logits are computed for some positions at a time (`logit_chunk`, as in `TrainConfig`).
     """
-    if isinstance(drafter, HeadDrafter):
-        drafter = replace(drafter, unroll=positions)
 
     def of_row(params: Params, row: tuple[Array, Array]) -> Array:
         tokens, completion = (x[None] for x in row)
         output = teacher_forced(policy, params.policy, tokens, logit_chunk)
-        if isinstance(drafter, HeadDrafter | BlockDrafter):
-            return drafter.overlaps(params, tokens, output, completion, law)[:positions, 0]
-        overlap = drafter.loss(params, tokens, output, completion, law).overlap
-        # These read committed and drafted tokens alike, and nothing else: a token's position makes no difference.
-        same_at_all = isinstance(drafter, ModelDrafter | NGramDrafter)
-        return jnp.repeat(overlap, positions, axis=0) if same_at_all else overlap
+        return drafter.overlaps(params, tokens, output, completion, law, positions)[:, 0]
 
     run = jax.jit(lambda params, *rows: jax.lax.map(partial(of_row, params), rows))
 

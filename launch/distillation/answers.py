@@ -9,7 +9,7 @@ from launch.data.responses import Answers, answers_of, join_answers
 from launch.distillation.cost import Work
 from launch.phases.long_phases import long_phase
 from launch.setup.experiment import Experiment
-from specjax.drafters import Drafter, NoDrafter
+from specjax.drafters import Drafter
 from specjax.keys import seed_step
 from specjax.rollout.generate import GenerateProgram, make_generate
 from specjax.types import Params
@@ -48,7 +48,7 @@ class AnswerGenerator:
             self._program(drafter).start_compiling(params, prompts)
 
     def _program(self, drafter: Drafter) -> GenerateProgram:
-        drafts, options = not isinstance(drafter, NoDrafter), self._experiment.config.rollout
+        drafts, options = drafter.proposes, self._experiment.config.rollout
         if drafts not in self._programs:
             length = max(options.lengths) if drafts else 0
             config = replace(options, draft_length=length, draft_lengths=())

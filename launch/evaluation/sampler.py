@@ -65,7 +65,7 @@ class Sampler:
     def __init__(self, experiment: Experiment, drafter: Drafter, samples: int, step: int = STEP) -> None:
         rollout = experiment.config.rollout
         # Automatic draft lengths are chosen for training batches. The draft length does not change the distribution.
-        self.draft_length = 0 if isinstance(drafter, NoDrafter) else rollout.draft_length
+        self.draft_length = rollout.draft_length if drafter.proposes else 0
         without_carry_over = replace(rollout, carry_over=None, max_age=None)
         self.rollout = replace(without_carry_over, group_size=samples, draft_length=self.draft_length, draft_lengths=())
         # Evaluate the policy that is trained, not an 8-bit copy of it for rollouts.

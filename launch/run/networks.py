@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from configs.schema import DRAFT_KINDS
+from configs.schema import KINDS
 from launch.cli.paths import CHECKPOINTS, check_checkpoint
 from launch.distillation.trainer import check_distillation, distill
 from launch.errors import ConfigError
@@ -34,7 +34,7 @@ def without_idle_draft(
     A draft is left out if it has random weights, or if the run did not use it in the step of its checkpoint.
     """
     config, draft = experiment.config, experiment.networks.draft
-    if checkpoint is None and config.draft.kind in DRAFT_KINDS and draft.read_from is None and draft.has_params:
+    if checkpoint is None and config.draft.kind in KINDS and draft.read_from is None and draft.has_params:
         return experiment.without_draft(keeps_lookup=True), ["without the draft: it has random weights"]
     if checkpoint is not None and config.rollout.draft_lengths:
         step = saved_step(Path(checkpoint), which)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from configs.from_json import without_idle_options
 from configs.override import flat
 from configs.schema import RunConfig
 from launch.cli.paths import CONFIG_FILE
@@ -103,7 +104,7 @@ def as_recorded(config: RunConfig) -> dict[str, Any]:
 def read_recorded(path: Path, option: str) -> dict[str, Any]:
     """Return the options of a config.json by dotted path. Raises ConfigError, naming `option`, if it is unreadable."""
     try:
-        return flat(read_json(path))
+        return flat(without_idle_options(read_json(path)))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{option}: cannot read {path}: {error}") from None
 

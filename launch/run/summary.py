@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import jax
 
+from configs.schema import kind_of
 from launch.distillation.trainer import PASSES
 from launch.phases.progress import duration
 from launch.run.memory_outlook import describe_memory
@@ -12,13 +13,6 @@ from specjax.parallel.mesh import batch_shards
 from specjax.types import PyTree
 
 LOOKED_UP = {"ngram": "sequence", "history": "prompt's other completions"}
-DRAFTS = {
-    "eagle3": "EAGLE-3 head",
-    "dflash": "DFlash block draft",
-    "dspark": "DSpark block draft",
-    "mtp": "MTP head",
-    "model": "draft model",
-}
 
 
 def summarize(experiment: Experiment, continuing: bool) -> list[str]:
@@ -77,7 +71,7 @@ def _describe_draft(experiment: Experiment, continuing: bool) -> Iterator[str]:
     """Yield what drafts, its size and where its weights come from."""
     options, draft = experiment.config.draft, experiment.networks.draft
     lookup = [] if options.lookup.kind == "none" else [f"lookup in the {LOOKED_UP[options.lookup.kind]}"]
-    kind = [] if options.kind == "none" else [DRAFTS.get(options.kind, options.kind)]
+    kind = [] if options.kind == "none" else [kind_of(options.kind).title]
     yield " and ".join([*kind, *lookup]) or "none"
     if draft.has_params:
         yield _count(draft.params)

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from configs.schema import RunConfig
+from configs.schema import KINDS, RunConfig, kind_of
 from launch.cli.functions import load_function, refusing_errors
 from launch.console import console
 from launch.data.hub import checkpoint_directory
 from launch.errors import ConfigError
-from launch.setup.drafts.base import Draft, DraftContext, FeatureDraft
-from launch.setup.drafts.block import build_block
-from launch.setup.drafts.eagle3 import build_eagle3
+from launch.setup.drafts.base import Draft, DraftContext
+from launch.setup.drafts.block import BlockDraft
+from launch.setup.drafts.eagle3 import Eagle3Draft
 from launch.setup.drafts.model import build_model
 from launch.setup.drafts.mtp import build_mtp
 from models.checkpoints.draft import load_named_draft
@@ -21,14 +21,13 @@ from specjax.drafters import NoDrafter
 DraftBuilder = Callable[[DraftContext], Draft]
 
 BUILDERS: dict[str, DraftBuilder] = {
-    "eagle3": build_eagle3,
-    "dflash": build_block,
-    "dspark": build_block,
+    "eagle3": Eagle3Draft.build,
+    "dflash": BlockDraft.build,
+    "dspark": BlockDraft.build,
     "mtp": build_mtp,
     "model": build_model,
     "none": lambda context: Draft(NoDrafter()),
 }
-ON_DECODERS = ("eagle3", "dflash", "dspark", "mtp")
 
 
 def build_draft(context: DraftContext) -> Draft:
@@ -37,13 +36,13 @@ def build_draft(context: DraftContext) -> Draft:
     Raises ValueError if a checkpoint cannot be read or does not fit the policy.
     """
     kind = context.config.draft.kind
-    if kind in ON_DECODERS and context.decoder is None:
-        allowed = ", ".join(name for name in BUILDERS if name not in ON_DECODERS)
+    if context.decoder is None and not kind_of(kind).any_policy:
+        allowed = ", ".join(name for name, each in KINDS.items() if each.any_policy)
         raise ConfigError(f"draft.kind = {kind}: must be {allowed} or package.module:name with model.family")
     draft = BUILDERS[kind](context) if kind in BUILDERS else _build_custom(context)
     draft = replace(draft, kind=kind)
     # Before it is trained. Shapes are not.
-    if isinstance(draft, FeatureDraft) and draft.read_from is None and context.key is not None:
+    if draft.read_from is None and context.key is not None:
         if (line := draft.only_ours()) is not None:
             console.print(line)
     return replace(draft, made_for=read_stated_policy(draft, context.config))

@@ -10,7 +10,7 @@ import jax.extend
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from configs.schema import AsynchronousConfig, RunConfig
+from configs.schema import KINDS, AsynchronousConfig, RunConfig
 from launch.cli.functions import load_function
 from launch.data.batches import PromptPipeline, PromptTable, prompt_pipeline
 from launch.data.problems import Problem
@@ -19,12 +19,12 @@ from launch.errors import as_config_error, check_all
 from launch.jobs.hosts import request_cpu_devices
 from launch.phases.long_phases import long_phase
 from launch.setup.checks import check_correction, check_divisibility, check_experts, check_shards, check_windows
-from launch.setup.draft import BUILDERS
+from launch.setup.lookups import with_lookup
 from launch.setup.networks import Networks, build_networks
 from launch.setup.problems import Problems, build_problems, build_tokenizer, check_sources
 from specjax import kernels
 from specjax.asynchronous.weight_transfer import check_sizes
-from specjax.drafters import EitherDrafter, NoDrafter
+from specjax.drafters import NoDrafter
 from specjax.parallel.mesh import batch_shards, disjoint_mesh, make_mesh
 from specjax.rollout.generate import RolloutFn
 from specjax.rollout.plan import Phase, lay_out
@@ -87,9 +87,9 @@ class Experiment:
 
     def without_draft(self, *, keeps_lookup: bool = False) -> "Experiment":
         """Return the experiment with plain decoding, or with the lookup beside the draft."""
-        drafter = self.networks.drafter
-        keeps_lookup &= isinstance(drafter, EitherDrafter)
-        drafter = drafter.lookup if keeps_lookup else NoDrafter()  # pyright: ignore[reportAttributeAccessIssue]
+        drafter = NoDrafter()
+        if keeps_lookup:
+            drafter = with_lookup(drafter, self.config.draft.lookup, self.networks.policy, self.config.rollout)
         return replace(self, networks=replace(self.networks, drafter=drafter))
 
     def encode_prompts(self, problems: Sequence[Problem]) -> PromptTable:
@@ -151,7 +151,7 @@ def build_experiment(config: RunConfig, training: bool = True, asynchronous: boo
         tokenizer = build_tokenizer(config)
         phase.finish(note="tokenizer loaded", program="tokenizer")
         config = _with_stops(config, tokenizer)
-        needs_problems = training or config.draft.vocab_size is not None or config.draft.kind not in BUILDERS
+        needs_problems = training or config.draft.vocab_size is not None or config.draft.kind not in KINDS
         problems = build_problems(config) if needs_problems else Problems(train=[], held_out=[])
         phase.finish(note="problems loaded", program="problems")
         networks = build_networks(config, mesh, tokenizer, problems.train)

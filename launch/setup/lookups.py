@@ -4,8 +4,8 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from configs.schema.networks import LookupConfig
-from specjax.drafters import Drafter, EitherDrafter, HistoryDrafter, NGramDrafter, NoDrafter
+from configs.schema import LookupConfig
+from specjax.drafters import Drafter, EitherDrafter, HistoryDrafter, NGramDrafter
 from specjax.parallel import processes
 from specjax.parallel.memory import bytes_per_device, check_memory, growing
 from specjax.rollout.plan import RolloutConfig
@@ -21,7 +21,7 @@ def with_lookup(drafter: Drafter, lookup: LookupConfig, policy: Policy, rollout:
         lookup_drafter = NGramDrafter(*ngram)
     else:
         lookup_drafter = HistoryDrafter(*ngram, lookup.kept, rollout.group_size, lookup.factor, lookup.offset)
-    return lookup_drafter if isinstance(drafter, NoDrafter) else EitherDrafter(lookup_drafter, drafter)
+    return EitherDrafter(lookup_drafter, drafter) if drafter.proposes else lookup_drafter
 
 
 def abstract_memory(drafter: Drafter, prompts: int, rollout: RolloutConfig, mesh: Mesh) -> PyTree:

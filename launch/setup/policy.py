@@ -8,16 +8,15 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from configs.schema import BLOCKS, DraftConfig, ModelConfig, RunConfig
+from configs.schema import ModelConfig, RunConfig, kind_of
 from launch.cli.functions import load_function, refusing_errors
 from launch.console import console
 from launch.data.hub import checkpoint_directory
 from launch.errors import ConfigError
 from launch.setup.drafts.saved_head import layers_to_read
 from models.checkpoints.draft import SavedDraft
-from models.config import DecoderConfig, block_feature_layers, eagle3_feature_layers
+from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
-from models.drafts.eagle3 import Eagle3Config
 from models.files import errors_name, optional
 from models.hf.config import config_to_hf, read_hf_config
 from models.hf.load import has_own_head, load_policy
@@ -52,11 +51,10 @@ def build_policy(config: RunConfig, saved: SavedDraft | None, mesh: Mesh, key: j
         if key is None:
             raise ConfigError(f"model.family = {model.family}: must be None for a plan; it supports built-in families")
         return _build_family(model, model.family, mesh, key)
-    features = _default_features(config.draft)
+    reads_layers = config.draft.head.use_aux_hidden_state
     if saved is not None:
-        model = replace(model, feature_layers=layers_to_read(saved, config))
-        if isinstance(saved.config, Eagle3Config):
-            features = eagle3_feature_layers if saved.config.use_aux_hidden_state else None
+        model, reads_layers = replace(model, feature_layers=layers_to_read(saved, config)), saved.config.reads_layers
+    features = kind_of(config.draft.kind).feature_layers if reads_layers else None
     decoder, weights = build_decoder(model, mesh, key, "model", longest, features=features)
     # A draft, which is trained, takes its dtypes from the decoder's config.
     decoder = replace(decoder, param_dtype=config.model.param_dtype)
@@ -152,10 +150,3 @@ def _build_family(model: ModelConfig, name: str, mesh: Mesh, key: jax.Array) -> 
             return BuiltPolicy(policy, weights, None)
         case result:
             raise ConfigError(f"model.family = {name}: returned {type(result).__name__}; must return (Policy, params)")
-
-
-def _default_features(draft: DraftConfig) -> Callable[[int], tuple[int, ...]] | None:
-    """Return number of layers -> layers whose entry a draft of this kind reads; None if it reads none."""
-    if draft.kind in BLOCKS:
-        return block_feature_layers
-    return eagle3_feature_layers if draft.kind == "eagle3" and draft.head.use_aux_hidden_state else None

@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from models.checkpoints.orbax import restore_params, write_checkpoint
 from models.drafts.block import BlockConfig, init_block
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
+from models.drafts.shape import FeatureDraftConfig
 from models.files import check_file, errors_name, new_directory, one_line_errors, read_json
 from models.json_fields import layer_ids, nested
 from models.params import fitting_params
@@ -28,14 +29,15 @@ from specjax.types import PyTree
 _IDS = "target_ids.npy"
 _FIELDS = {"kind", "head", "feature_layers"}
 _KINDS = {"eagle3": Eagle3Config, "block": BlockConfig}
-Shape = TypeVar("Shape", Eagle3Config, BlockConfig)
+_INITS: dict[type[FeatureDraftConfig], Callable[..., PyTree]] = {Eagle3Config: init_eagle3, BlockConfig: init_block}
+Shape = TypeVar("Shape", bound=FeatureDraftConfig)
 
 
 class SavedDraft(NamedTuple):
     """Contents of a draft checkpoint.
 
     Attributes:
-        config: Shape of the draft, an Eagle3Config or a BlockConfig.
+        config: Shape of the draft.
         params: Parameters of the draft.
         target_ids: int32 [Vd], the policy's id of each token of the draft's vocabulary, ascending; None for all of V.
         feature_layers: Layers of the policy on whose entry the draft reads; empty if the checkpoint does not say.
@@ -50,7 +52,7 @@ class SavedDraft(NamedTuple):
 def save_draft_checkpoint(
     directory: Path,
     params: PyTree,
-    config: Eagle3Config | BlockConfig,
+    config: FeatureDraftConfig,
     target_ids: np.ndarray | None,
     feature_layers: tuple[int, ...],
 ) -> None:
@@ -81,12 +83,12 @@ def load_draft_checkpoint(directory: Path, mesh: Mesh) -> SavedDraft:
     return SavedDraft(config, params, ids, layers)
 
 
-def init_of(config: Eagle3Config | BlockConfig) -> Callable[[jax.Array], PyTree]:
+def init_of(config: FeatureDraftConfig) -> Callable[[jax.Array], PyTree]:
     """Return the function key -> random parameters of a draft of this shape."""
-    return partial(init_eagle3, config) if isinstance(config, Eagle3Config) else partial(init_block, config)
+    return partial(_INITS[type(config)], config)
 
 
-def read_draft_config(directory: Path) -> tuple[Eagle3Config | BlockConfig, tuple[int, ...]]:
+def read_draft_config(directory: Path) -> tuple[FeatureDraftConfig, tuple[int, ...]]:
     """Return the draft's config and feature layers. Raises a one-line ValueError for a missing or unknown field."""
     path = directory / "config.json"
     values = read_json(path)
@@ -134,7 +136,7 @@ def load_named_draft(directory: Path, kind: str, like: PyTree) -> PyTree:
     return jax.tree.map(lambda x, y: x.astype(y.dtype), params, like)
 
 
-def check_target_ids(ids: np.ndarray | None, config: Eagle3Config | BlockConfig) -> None:
+def check_target_ids(ids: np.ndarray | None, config: FeatureDraftConfig) -> None:
     """Raise ValueError unless these are `draft_vocab_size` ascending ids within the policy's vocabulary."""
     size, policy = config.draft_vocab_size, config.vocab_size
     if ids is None:

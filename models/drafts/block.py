@@ -15,31 +15,29 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from models.config import DecoderConfig, LayerConfig, MaxPositions
+from models.config import DecoderConfig
+from models.drafts.shape import FeatureDraftConfig, sizes_of
 from models.layers import Attention, Projection, RMSNorm, SwiGLU, init_cache, rotation_of
 from specjax.cache import View
 from specjax.drafters import BlockDrafter, BlockHead
-from specjax.options import DraftLength, Layers, NonNegative, Positive
+from specjax.options import DraftLength, Layers, NonNegative
 from specjax.parallel.mesh import constrain, gather_weights
 from specjax.types import Cache, LayerCache, Params, Policy, PolicyOutput, PyTree
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockConfig(LayerConfig):
-    """Shape of a block draft. `hidden_size` and `vocab_size` are the policy's, whose embedding and head it borrows.
+class BlockConfig(FeatureDraftConfig):
+    """Shape of a block draft. See also `FeatureDraftConfig`.
+
+    With the whole vocabulary it borrows the policy's vocabulary head, with a part of it it has its own.
 
     Attributes:
-        vocab_size: Size of the policy's vocabulary.
-        draft_vocab_size: Size of the draft's vocabulary. Below `vocab_size`, it has a vocabulary head of its own.
-        feature_size: Width of the policy's concatenated features.
         block_size: Most tokens that it drafts.
         num_layers: Number of layers.
-        max_positions: Longest sequence that the rotary embedding was trained or made for.
         sample_from_anchor: The anchor's slot predicts the token after it, as DSpark's. False: it predicts nothing, and
             each other slot its own token, as DFlash's.
         mask_token_id: Row of the policy's embedding that stands for a token to draft; None: a row of the draft's own.
-        sliding_window: Number of last positions that layers of `sliding_layers` attend to.
-        sliding_layers: Layers with the window, ascending; None: every layer.
+        sliding_layers: Layers with `sliding_window`, ascending; None: every layer.
         sliding_causal: Whether these layers attend causally within the block.
         markov_rank: Rank of the Markov head; 0: none.
         enable_confidence_head: It has a head that predicts the acceptance of each drafted token. It is trained, and
@@ -47,15 +45,10 @@ class BlockConfig(LayerConfig):
         confidence_head_with_markov: This head also reads the Markov head's embedding of the token before.
     """
 
-    vocab_size: Positive
-    draft_vocab_size: Positive
-    feature_size: Positive
     block_size: DraftLength
     num_layers: Layers = 5
-    max_positions: MaxPositions = 32_768
     sample_from_anchor: bool = True
     mask_token_id: NonNegative | None = None
-    sliding_window: Positive | None = None
     sliding_layers: tuple[NonNegative, ...] | None = None
     sliding_causal: bool = True
     markov_rank: NonNegative = 0
@@ -64,8 +57,6 @@ class BlockConfig(LayerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.draft_vocab_size > self.vocab_size:
-            raise ValueError(f"draft_vocab_size = {self.draft_vocab_size}: must be at most {self.vocab_size}")
         if self.block_size == 0:
             raise ValueError("block_size = 0: must be at least 1")
         if self.mask_token_id is not None and self.mask_token_id >= self.vocab_size:
@@ -98,21 +89,14 @@ class BlockConfig(LayerConfig):
         sliding = range(self.num_layers) if self.sliding_layers is None else self.sliding_layers
         return tuple(self.sliding_window if i in sliding else None for i in range(self.num_layers))
 
-    def check(self, policy: DecoderConfig) -> None:
-        """Raise ValueError, naming the field, if the draft does not fit the policy."""
-        features = policy.hidden_size * len(policy.feature_layers)
-        sizes = {"hidden_size": policy.hidden_size, "feature_size": features, "vocab_size": policy.vocab_size}
-        for name, size in sizes.items():
-            if getattr(self, name) != size:
-                raise ValueError(f"draft.{name} = {getattr(self, name)}: must be {size}, the policy's")
+    @property
+    def most_drafted(self) -> int:
+        return self.block_size
 
 
 def block_like(policy: DecoderConfig, block_size: int, **changes: Any) -> BlockConfig:
     """Return a block draft with the policy's sizes and norms of queries and keys. changes: fields that differ."""
-    fields: dict[str, Any] = policy.layer_options() | {"qk_norm": True, "qkv_bias": False}
-    fields |= {"vocab_size": policy.vocab_size, "draft_vocab_size": policy.vocab_size, "block_size": block_size}
-    fields |= {"feature_size": policy.hidden_size * len(policy.feature_layers), "max_positions": policy.max_positions}
-    return BlockConfig(**fields | changes)
+    return BlockConfig(**sizes_of(policy) | {"qk_norm": True, "block_size": block_size} | changes)
 
 
 class BlockLayer(nn.Module):

@@ -14,27 +14,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from models.config import DecoderConfig, LayerConfig, MaxPositions
+from models.config import DecoderConfig
 from models.decoder import Block
+from models.drafts.shape import FeatureDraftConfig, sizes_of
 from models.layers import Attention, Projection, RMSNorm, SwiGLU, init_cache, rotation_of
 from specjax.cache import View, decode_view, tokens_at
 from specjax.drafters import DraftHead, HeadDrafter
-from specjax.options import Layers, Positive
+from specjax.options import Layers
 from specjax.parallel.mesh import constrain, gather_weights
 from specjax.types import Cache, Params, Policy, PolicyOutput, PyTree
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eagle3Config(LayerConfig):
-    """Shape of a head. `hidden_size` must equal the policy's, because the head borrows the policy's embedding.
+class Eagle3Config(FeatureDraftConfig):
+    """Shape of a head, which has a vocabulary head of its own. See also `FeatureDraftConfig`.
 
     Attributes:
-        vocab_size: Size of the policy's vocabulary.
-        draft_vocab_size: Size of the head's vocabulary, at most `vocab_size`.
-        feature_size: Width of the input: the policy's concatenated features, 3 x its hidden size by default.
-        max_positions: Longest sequence that the head's rotary embedding was trained or made for.
         num_layers: Number of layers. The first reads embedding and feature, later ones are plain decoder blocks.
-        sliding_window: Number of last positions that the head attends to; None for all.
         use_aux_hidden_state: Read feature layers, through `fc`; otherwise the policy's last hidden state, unprojected.
         norm_before_fc: Apply one norm to the concatenated features.
         fc_norm: Apply one norm to each feature layer.
@@ -42,12 +38,7 @@ class Eagle3Config(LayerConfig):
         norm_output: Feed back the state after the last norm instead of before it.
     """
 
-    vocab_size: Positive
-    draft_vocab_size: Positive
-    feature_size: Positive
-    max_positions: MaxPositions = 32_768
     num_layers: Layers = 1
-    sliding_window: Positive | None = None
     use_aux_hidden_state: bool = True
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -56,8 +47,6 @@ class Eagle3Config(LayerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.draft_vocab_size > self.vocab_size:
-            raise ValueError(f"draft_vocab_size = {self.draft_vocab_size}: must be at most {self.vocab_size}")
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("norm_before_fc = True: must be False with fc_norm")
         for name in ("norm_before_fc", "fc_norm"):
@@ -70,24 +59,21 @@ class Eagle3Config(LayerConfig):
 
     @property
     def kind(self) -> str:
-        """Return `draft.kind`."""
         return "eagle3"
 
-    def check(self, policy: DecoderConfig) -> None:
-        """Raise ValueError, naming the field, if the head does not fit the policy."""
-        features = policy.hidden_size * (len(policy.feature_layers) if self.use_aux_hidden_state else 1)
-        sizes = {"hidden_size": policy.hidden_size, "feature_size": features, "vocab_size": policy.vocab_size}
-        for name, size in sizes.items():
-            if getattr(self, name) != size:
-                raise ValueError(f"draft.{name} = {getattr(self, name)}: must be {size}, the policy's")
+    @property
+    def reads_layers(self) -> bool:
+        return self.use_aux_hidden_state
 
 
-def eagle3_like(policy: DecoderConfig, draft_vocab_size: int, **changes: Any) -> Eagle3Config:
-    """Return a head with the policy's sizes, without its norms and biases. changes: fields in which it differs."""
-    fields: dict[str, Any] = policy.layer_options() | {"qk_norm": False, "qkv_bias": False}
-    fields |= {"vocab_size": policy.vocab_size, "draft_vocab_size": draft_vocab_size}
-    fields |= {"feature_size": policy.hidden_size * len(policy.feature_layers), "max_positions": policy.max_positions}
-    return Eagle3Config(**fields | changes)
+def eagle3_like(policy: DecoderConfig, draft_vocab_size: int | None = None, **changes: Any) -> Eagle3Config:
+    """Return a head with the policy's sizes, without its norms and biases. changes: fields in which it differs.
+
+    draft_vocab_size: None: the policy's.
+    """
+    sizes = sizes_of(policy, reads_layers=changes.get("use_aux_hidden_state", True))
+    sizes |= {"qk_norm": False, "draft_vocab_size": draft_vocab_size or policy.vocab_size}
+    return Eagle3Config(**sizes | changes)
 
 
 class Eagle3(nn.Module):

@@ -1,7 +1,7 @@
 """The `Drafter` protocol, which every drafter follows, and the types it uses."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import ClassVar, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -79,7 +79,14 @@ class Drafter(Protocol):
 
     A drafter is a set of functions over its own state, a pytree whose arrays have the row as leading axis. A drafter
     without parameters needs `start`, `propose` and `observe`; a subclass inherits defaults for the others.
+
+    Attributes:
+        proposes:          Whether it can propose tokens: all but `NoDrafter` can.
+        reads_only_tokens: Whether a proposal depends only on the tokens before it, committed and drafted ones alike.
     """
+
+    proposes: ClassVar[bool] = True
+    reads_only_tokens: ClassVar[bool] = False
 
     @property
     def memory(self) -> Memory | None:
@@ -179,6 +186,23 @@ class Drafter(Protocol):
         The default, for a drafter without parameters, returns a loss and a predicted acceptance of 0.
         """
         return DraftLoss(jnp.float32(0), jnp.zeros(tokens.shape, jnp.float32))
+
+    def overlaps(
+        self,
+        params: Params,
+        tokens: Int[Array, "B T"],
+        output: PolicyOutput,
+        mask: Bool[Array, "B T"],
+        law: SamplingLaw,
+        positions: int,
+    ) -> Float[Array, "N B T"]:
+        """Return the expected acceptance of each token at position 1 .. N of a draft, given the tokens before it.
+
+        N is `positions`, or 1 by default: `DraftLoss.overlap`. A drafter that reads only tokens drafts alike at every
+        position.
+        """
+        overlap = self.loss(params, tokens, output, mask, law).overlap
+        return jnp.broadcast_to(overlap[None], (positions if self.reads_only_tokens else 1, *overlap.shape))
 
 
 def everywhere(tokens: Int[Array, "B T"]) -> Anchors:

@@ -137,12 +137,12 @@ class BlockDrafter(FeatureDrafter):
         return DraftLoss(jnp.sum(each * chosen.weight), at_anchors(chosen, overlaps[..., 0], tokens.shape[1]))
 
     def overlaps(
-        self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw
-    ) -> Float[Array, "K B T"]:
-        """Return the expected acceptance of each token at position 1, 2, .. of a draft, given the tokens before it."""
-        length = tokens.shape[1]
+        self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw, positions: int
+    ) -> Float[Array, "N B T"]:
+        """Return the overlap of each position of the blocks, at the tokens that it predicts."""
+        length, count = tokens.shape[1], min(positions, self.head.size)
         _, overlaps = self._positions(params, tokens, output, mask, law, everywhere(tokens))
-        return jnp.stack([jnp.pad(overlaps[..., i], ((0, 0), (2 + i, 0)))[:, :length] for i in range(self.head.size)])
+        return jnp.stack([jnp.pad(overlaps[..., i], ((0, 0), (2 + i, 0)))[:, :length] for i in range(count)])
 
     def _positions(
         self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw, anchors: Anchors

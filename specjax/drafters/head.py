@@ -6,7 +6,7 @@ round reads the policy's features. Later steps read the hidden state that the he
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -216,14 +216,11 @@ class HeadDrafter(FeatureDrafter):
         return DraftLoss(loss, at_anchors(chosen, overlaps[0], tokens.shape[1]))
 
     def overlaps(
-        self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw
-    ) -> Float[Array, "passes B T"]:
-        """Return the expected acceptance of each token at position 1, 2, .. of a draft, given the tokens before it.
-
-        Like `DraftLoss.overlap`, but for each pass of the training-time test.
-        """
-        passes = enumerate(self._passes(params, tokens, output, mask, law, everywhere(tokens)))
-        length = tokens.shape[1]
+        self, params: Params, tokens: Array, output: PolicyOutput, mask: Array, law: SamplingLaw, positions: int
+    ) -> Float[Array, "N B T"]:
+        """Return the overlaps of so many passes of the training-time test, at the tokens that they predict."""
+        several, length = replace(self, unroll=positions), tokens.shape[1]
+        passes = enumerate(several._passes(params, tokens, output, mask, law, everywhere(tokens)))
         return jnp.stack([jnp.pad(overlap, ((0, 0), (2 + i, 0)))[:, :length] for i, (_, overlap) in passes])
 
     def _passes(

@@ -48,6 +48,8 @@ class ModelDrafter(Drafter):
     def eight_bit(self) -> EightBit | None:
         return self.model.eight_bit
 
+    reads_only_tokens = True
+
     def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True) -> ModelState:
         return start_if(drafting, partial(self._start, params, prompts, width))
 

@@ -45,6 +45,8 @@ class NGramDrafter(Drafter):
         check_options(self)
         check_lengths(self.min_n, self.max_n)
 
+    reads_only_tokens = True
+
     def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True) -> Text:
         return prompt_text(prompts)
 

@@ -13,6 +13,8 @@ from specjax.types import Params, Prompts
 class NoDrafter(Drafter):
     """Drafter without state and parameters. Raises ValueError when asked to propose."""
 
+    proposes = False
+
     def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True) -> DraftState:
         return ()
 

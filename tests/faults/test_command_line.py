@@ -123,7 +123,6 @@ def test_row_54_an_unknown_option_names_all_it_may_mean(words: str, message: str
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--draft.kind dspark --draft.unroll 7", "draft.unroll = 7: has no effect with draft.kind = dspark\n"),
         ("--hosts.coordinator a:1", "hosts.coordinator = a:1: has no effect with hosts.count = 1\n"),
         (
             "--draft.kind none --draft-optimizer.learning-rate 1",
@@ -149,6 +148,11 @@ def test_row_91_an_option_without_effect_is_said(words: str, said: str, capsys: 
     parse_run(["tiny", *words.split()], "python -m launch.train", "Train.", TRAIN)
     out = capsys.readouterr().out
     assert out.startswith(said) and out.count("\n") == bool(said)
+
+
+def test_row_91_an_option_that_the_kind_of_draft_does_not_read_is_refused() -> None:
+    with refuses("draft.unroll = 7: ...3 with kind dspark", ConfigError):
+        parse_run(["tiny", "--draft.kind", "dspark", "--draft.unroll", "7"], "python -m launch.train", "Train.", TRAIN)
 
 
 @pytest.mark.parametrize("name", ["tool", "turns", "host", "device", "dropout", "server", "save", "foo"])

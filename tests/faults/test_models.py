@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh
 
 from configs.override import override
-from configs.schema.networks import DraftConfig, ModelConfig
+from configs.schema import DraftConfig, ModelConfig
 from launch.errors import ConfigError
 from launch.setup.conversion import ConvertArgs, convert
 from launch.setup.experiment import build_experiment

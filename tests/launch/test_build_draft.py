@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import launch.train
-from configs.schema.networks import DRAFT_KINDS
+from configs.schema import KINDS as DRAFT_KINDS
 from launch.cli.options import parse_run
 from launch.errors import ConfigError
 from launch.setup.draft import BUILDERS
@@ -67,7 +67,7 @@ def run(options: Options) -> Experiment:
 
 
 def test_every_kind_that_options_allow_has_a_builder():
-    assert tuple(BUILDERS) == DRAFT_KINDS
+    assert tuple(BUILDERS) == tuple(DRAFT_KINDS)
 
 
 def test_a_run_starts_from_the_saved_draft(shrunk: Options, write: Write):
@@ -93,7 +93,7 @@ def test_options_determine_a_random_head(shrunk: Options):
 @pytest.mark.parametrize("kind, size", [("dflash", "4"), ("dspark", None)])
 def test_a_block_draft_is_saved_and_read_again(shrunk: Options, tmp_path: Path, kind: str, size: str | None):
     path = tmp_path / "draft"
-    options = shrunk | {"--draft.kind": kind, "--draft.vocab-size": size, "--rollout.draft-length": "3"}
+    options = shrunk | {"draft.kind": kind, "--draft.vocab-size": size, "--rollout.draft-length": "3"}
     options |= {"--rollout.draft-lengths": None, "--draft.head.block-size": "3", "--draft.head.num-layers": "1"}
     options |= {"--draft.loss": "kl", "--draft.decay": "0.5", "--draft.rollout-dtype": "int8"}
     fresh = run(options).networks

@@ -288,7 +288,7 @@ def test_by_default_it_times_lengths_that_the_draft_can_do(
         raise ConfigError(f"draft_lengths = {config.rollout.draft_lengths}")
 
     monkeypatch.setattr(launch.compare, "build_experiment", build)
-    options = {"--draft.kind": "dspark", "--draft.head.block-size": str(block_size)}
+    options = {"draft.kind": "dspark", "--draft.head.block-size": str(block_size)}
     if saved:
         head = block_like(replace(ONE_LAYER, feature_layers=(0,)), block_size, markov_rank=2)
         described = {"kind": "block", "head": asdict(head), "feature_layers": [0]}

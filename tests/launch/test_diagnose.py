@@ -43,9 +43,9 @@ from tests.launch.programs import FEW, Options, Refusal, argv, changes, leave_ru
 SETTINGS = FEW | changes(
     "--model.architecture.num-layers 3 --rollout.law.temperature 0.3 --rollout.draft-length 3",
     "--distill.steps 200 --distill.batch-size 16 --distill.answers 64 --distill.chunks 1 --mesh.data 1",
-    "--draft-optimizer.learning-rate 0.02 --draft.head.fc-norm True",
+    "--draft-optimizer.learning-rate 0.02",
 )
-EAGLE3 = SETTINGS | changes("--draft.vocab-size 14")
+EAGLE3 = SETTINGS | changes("--draft.vocab-size 14 --draft.head.fc-norm True")
 MTP = SETTINGS | changes("--draft.kind mtp --draft.mtp-convention qwen3_next")
 LOOKUP = SETTINGS | changes("--draft.kind none --distill.steps 0 --draft.lookup.min-n 1")
 SEEDS = range(4)

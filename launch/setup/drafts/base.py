@@ -1,7 +1,7 @@
 """Arguments and result of a draft builder."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self
@@ -10,18 +10,21 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from configs.schema import HEADS, DraftConfig, RunConfig
+from configs.schema import KINDS, DraftConfig, RunConfig, kind_of
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from launch.errors import ConfigError
 from launch.setup.draft_vocabulary import frequent_tokens
-from models.checkpoints.draft import SavedDraft, save_named_draft
+from launch.setup.drafts.saved_head import fit_head
+from launch.setup.policy import random_params
+from models.checkpoints.draft import SavedDraft, init_of, save_draft_checkpoint, save_named_draft
 from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig
+from models.drafts.shape import FeatureDraftConfig
 from models.hf.eagle3_dialects import Dialect
 from models.hf.mtp_files import MTPHead
 from specjax.cost import DraftSheet
-from specjax.drafters import Drafter, HeadDrafter
+from specjax.drafters import BlockDrafter, Drafter, HeadDrafter
 from specjax.short_repr import short_repr
 from specjax.types import Policy, PyTree
 
@@ -125,6 +128,10 @@ class Draft:
         """Return one line that lists differences between a draft from a checkpoint and the policy; None if none."""
         return None
 
+    def only_ours(self) -> str | None:
+        """Return a line that says why no public layout can hold the draft; None if one can, or its kind has none."""
+        return None
+
     def policy_head(self, params: PyTree) -> MTPHead:
         """Return the head with these parameters, to save with the policy. Raises ValueError unless `in_policy`."""
         raise ValueError(f"draft.kind = {self.kind}: is not saved as part of the policy")
@@ -134,7 +141,7 @@ class Draft:
         if not self.has_params:
             raise ConfigError(f"draft.kind = {self.kind}: has no parameters to write")
         if dialect is not None:
-            kinds = " or ".join(HEADS)
+            kinds = " or ".join(name for name, kind in KINDS.items() if kind.feature_layers is not None)
             raise ConfigError(f"dialect = {dialect}: allowed only with draft.kind = {kinds}, not {self.kind}")
 
     def write(self, directory: Path, params: PyTree, layout: PublicLayout | None = None) -> None:
@@ -162,14 +169,73 @@ class FeatureDraft(Draft, ABC):
     usual_causes = "it reads other layers than it was trained with, has another rope base, or is for another policy"
     # Public layouts of this kind of draft.
     dialects: ClassVar[tuple[Dialect, ...]]
+    # (config of the draft, policy, ids of a reduced vocabulary) -> drafter.
+    make: ClassVar[Callable[[Any, Policy, np.ndarray | None], HeadDrafter | BlockDrafter]]
+
+    @classmethod
+    def build(cls, context: DraftContext) -> Self:
+        """Return the draft of draft.path, or one with random weights.
+
+        Raises ValueError if it does not fit the policy, and ConfigError if it drafts fewer tokens than the run asks.
+        """
+        options, policy, rollout = context.config.draft, context.decoder, context.config.rollout
+        assert policy is not None
+        if context.saved is None:
+            head = cls.fresh(options, policy, context.tokenizer)
+            head.check(policy)
+            params = random_params(init_of(head), context.key, context.mesh)
+            ids = own_vocabulary(context, policy.vocab_size)
+        else:
+            weights = None if context.key is None else context.weights
+            head, params, ids, _ = fit_head(context.saved, context.config, policy, weights)
+        for name in ("draft_length", "draft_lengths"):
+            # Evaluation and generation draft at `draft_length`, whatever rollouts choose from.
+            most, lengths = head.most_drafted, getattr(rollout, name)
+            if most is not None and np.max(lengths, initial=0) > most:
+                raise ConfigError(f"rollout.{name} = {lengths}: must be at most {most}, the draft's block_size")
+        drafter = with_options(cls.make(head, context.policy, ids), options)
+        read_from = None if context.saved is None else "draft.path"
+        return cls(drafter=drafter, params=params, head=head, decoder=policy, read_from=read_from)
+
+    @staticmethod
+    @abstractmethod
+    def fresh(options: DraftConfig, policy: DecoderConfig, tokenizer: Tokenizer) -> FeatureDraftConfig:
+        """Return the shape of a draft with random weights. Sizes that the options do not set are the policy's."""
 
     @property
     def policy_width(self) -> int:
         return self.head.hidden_size
 
+    def differences(self) -> str | None:
+        if self.read_from is None:
+            return None
+        shared = ("rope_theta", "rope_scaling", "max_positions")
+        # (name, the draft's value, the expected value, whose value that is)
+        compared = [(name, getattr(self.head, name), getattr(self.decoder, name), "the policy's") for name in shared]
+        compared += self.layers_compared()
+        if (made_for := self.made_for) is not None:
+            compared.append(("a policy of num_layers", made_for.num_layers, self.decoder.num_layers, "this policy's"))
+        differing = [
+            f"{name} = {value} ({whose}: {expected})" for name, value, expected, whose in compared if value != expected
+        ]
+        if not differing:
+            return None
+        line = f"the draft of draft.path was made with {', '.join(differing)}"
+        if self.head.max_positions < self.decoder.max_positions:
+            line += f"; acceptance may fall beyond {self.head.max_positions} positions"
+        return line
+
+    def layers_compared(self) -> list[tuple[str, Any, Any, str]]:
+        """Return what `differences` compares of the layers that the draft reads; nothing where kinds vary in them."""
+        return []
+
     @abstractmethod
     def public_config(self, dialect: Dialect) -> dict[str, Any]:
         """Return the draft's `config.json` in this dialect. Raises ValueError if it cannot describe the draft."""
+
+    @abstractmethod
+    def publish(self, directory: Path, draft: SavedDraft, layout: PublicLayout) -> None:
+        """Write this draft to a new directory in a public layout."""
 
     def check_writable(self, dialect: Dialect | None = None) -> None:
         if dialect is not None:
@@ -178,8 +244,18 @@ class FeatureDraft(Draft, ABC):
             except ValueError as error:
                 raise ConfigError(f"dialect = {dialect}: {error}") from error
 
+    def write(self, directory: Path, params: PyTree, layout: PublicLayout | None = None) -> None:
+        head = replace(self.written_head(), param_dtype=jax.tree.leaves(params)[0].dtype.name)
+        if layout is None:
+            save_draft_checkpoint(directory, params, head, self.target_ids, self.decoder.feature_layers)
+        else:
+            self.publish(directory, SavedDraft(head, params, self.target_ids, self.decoder.feature_layers), layout)
+
+    def written_head(self) -> FeatureDraftConfig:
+        """Return the config that files of the draft state, but for the dtype of its parameters."""
+        return self.head
+
     def only_ours(self) -> str | None:
-        """Return a line that says why no public layout holds the draft; None if one does."""
         reasons = list[str]()
         for dialect in self.dialects:
             try:
@@ -202,12 +278,10 @@ def own_vocabulary(context: DraftContext, vocab_size: int) -> np.ndarray | None:
     return frequent_tokens(context.problems, context.tokenizer, size, vocab_size)
 
 
-def with_options(drafter: HeadDrafter, options: DraftConfig) -> HeadDrafter:
+def with_options(drafter: HeadDrafter | BlockDrafter, options: DraftConfig) -> HeadDrafter | BlockDrafter:
     """Return the drafter with those options of the draft section that do not depend on its network."""
-    head = replace(drafter.head, eight_bit=options.rollout_dtype)
-    return replace(drafter, head=head, unroll=options.unroll, decay=options.decay, objective=options.loss)
-
-
-def param_dtype(params: PyTree) -> str:
-    """Return the name of the dtype that all parameters of a network share."""
-    return jax.tree.leaves(params)[0].dtype.name
+    changes: dict[str, Any] = {"head": replace(drafter.head, eight_bit=options.rollout_dtype)}
+    changes |= {"decay": options.decay, "objective": options.loss}
+    if kind_of(options.kind).reads("draft.unroll"):
+        changes["unroll"] = options.unroll
+    return replace(drafter, **changes)

@@ -9,13 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from configs.schema import BLOCKS, HEADS, DraftConfig, RunConfig
+from configs.schema import DraftConfig, RunConfig, kind_of
 from launch.data.hub import checkpoint_directory
 from launch.errors import ConfigError, as_config_error
 from models.checkpoints.draft import SavedDraft, init_of, load_draft_checkpoint, read_draft_config
 from models.config import DecoderConfig
-from models.drafts.block import BlockConfig
-from models.drafts.eagle3 import Eagle3Config
+from models.drafts.shape import FeatureDraftConfig
 from models.files import CARRIED, errors_name, read_json
 from models.hf.block_dialects import block_dialect_of
 from models.hf.block_files import load_block, read_block_config
@@ -25,8 +24,6 @@ from models.hf.eagle3_files import load_eagle3, read_eagle3_config
 from models.params import abstract_params
 from specjax.types import PyTree
 
-Head = Eagle3Config | BlockConfig
-
 
 def read_head(config: RunConfig, mesh: Mesh, *, shapes: bool = False) -> SavedDraft | None:
     """Load the head or block draft of draft.path. Return None for other kinds, or if draft.path is not set.
@@ -34,7 +31,7 @@ def read_head(config: RunConfig, mesh: Mesh, *, shapes: bool = False) -> SavedDr
     shapes: see `load_head`.
     """
     draft = config.draft
-    if draft.kind not in HEADS or draft.path is None:
+    if kind_of(draft.kind).feature_layers is None or draft.path is None:
         return None
     saved = load_head(checkpoint_directory("draft.path", draft.path), mesh, shapes=shapes)
     if (kind := saved.config.kind) != draft.kind:
@@ -56,19 +53,18 @@ def load_head(path: Path, mesh: Mesh, *, shapes: bool = False) -> SavedDraft:
 
 def most_drafted(draft: DraftConfig) -> int | None:
     """Return the block size of a block draft; None for other kinds. Reads only the `config.json` of draft.path."""
-    if draft.kind not in BLOCKS:
-        return None
-    if draft.path is None:
-        return draft.head.block_size
+    kind = kind_of(draft.kind)
+    if draft.path is None or kind.feature_layers is None:
+        return draft.shape().get("block_size")
     path = checkpoint_directory("draft.path", draft.path)
     with as_config_error():
         config, _ = _readers(path)[0](path)
-    return config.block_size if isinstance(config, BlockConfig) else None
+    return config.most_drafted
 
 
 def _readers(
     path: Path,
-) -> tuple[Callable[[Path], tuple[Head, tuple[int, ...]]], Callable[[Path, Mesh], SavedDraft]]:
+) -> tuple[Callable[[Path], tuple[FeatureDraftConfig, tuple[int, ...]]], Callable[[Path, Mesh], SavedDraft]]:
     """Return the functions that read the shape, and all, of a head or block draft in this directory."""
     if not (path / "config.json").is_file():
         raise ConfigError(f"draft.path = {path}: must hold a config.json")
