@@ -73,6 +73,11 @@ class Eagle3Config(LayerConfig):
         """Return `draft.kind`."""
         return "eagle3"
 
+    @property
+    def own_head(self) -> bool:
+        """Return True: a head never reads the policy's vocabulary head."""
+        return True
+
     def check(self, policy: DecoderConfig) -> None:
         """Raise ValueError, naming the field, if the head does not fit the policy."""
         features = policy.hidden_size * (len(policy.feature_layers) if self.use_aux_hidden_state else 1)

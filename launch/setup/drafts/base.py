@@ -18,8 +18,8 @@ from launch.setup.draft_vocabulary import frequent_tokens
 from models.checkpoints.draft import SavedDraft, save_named_draft
 from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig
-from models.hf.eagle3_dialects import Dialect
-from models.hf.mtp_files import MTPHead
+from models.hf.drafts.dialects import Dialect
+from models.hf.drafts.mtp import MTPHead
 from specjax.cost import DraftSheet
 from specjax.drafters import Drafter, HeadDrafter
 from specjax.short_repr import short_repr

@@ -16,10 +16,10 @@ from launch.setup.policy import random_params
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
 from models.config import DecoderConfig
 from models.drafts.block import BlockConfig, block_like, init_block, make_block
-from models.hf.block_dialects import block_to_public, stated_policy
-from models.hf.block_files import save_block
-from models.hf.carried import copies, policy_tables
-from models.hf.eagle3_dialects import Dialect
+from models.hf.drafts.carried import copies, policy_tables
+from models.hf.drafts.dialects import Dialect
+from models.hf.drafts.stated_policy import stated_policy
+from models.hf.drafts.writer import draft_to_public, save_public_draft
 from models.sheets import block_sheet
 from specjax.cost import DraftSheet
 from specjax.types import PyTree
@@ -48,7 +48,7 @@ class BlockDraft(FeatureDraft):
         return f"the draft of draft.path was made with {', '.join(differing)}" if differing else None
 
     def public_config(self, dialect: Dialect) -> dict[str, Any]:
-        return block_to_public(self.head, self.decoder.feature_layers, dialect, stated_policy(self.decoder))
+        return draft_to_public(self.head, self.decoder.feature_layers, dialect, stated_policy(self.decoder))
 
     def write(self, directory: Path, params: PyTree, layout: PublicLayout | None = None) -> None:
         head = replace(self.head, param_dtype=param_dtype(params))
@@ -59,7 +59,9 @@ class BlockDraft(FeatureDraft):
             tables = None
             if layout.dialect == "deepspec":
                 tables = copies(policy_tables(self.decoder, layout.policy), head.param_dtype)
-            save_block(directory, saved, layout.dialect, stated_policy(self.decoder, layout.verifier), carried=tables)
+            save_public_draft(
+                directory, saved, layout.dialect, stated_policy(self.decoder, layout.verifier), carried=tables
+            )
 
 
 def build_block(context: DraftContext) -> Draft:

@@ -19,8 +19,9 @@ from launch.setup.policy import random_params
 from models.checkpoints.draft import SavedDraft, save_draft_checkpoint
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.drafts.eagle3 import Eagle3Config, eagle3_like, init_eagle3, make_eagle3
-from models.hf.eagle3_dialects import Dialect, config_to_public
-from models.hf.eagle3_files import save_eagle3
+from models.hf.drafts.dialects import Dialect
+from models.hf.drafts.stated_policy import stated_policy
+from models.hf.drafts.writer import draft_to_public, save_public_draft
 from models.sheets import eagle3_sheet
 from specjax.cost import DraftSheet
 from specjax.types import PyTree
@@ -65,7 +66,7 @@ class Eagle3Draft(FeatureDraft):
         return eagle3_sheet(self.head)
 
     def public_config(self, dialect: Dialect) -> dict[str, Any]:
-        return config_to_public(self.head, self.decoder.feature_layers, dialect)
+        return draft_to_public(self.head, self.decoder.feature_layers, dialect)
 
     def write(self, directory: Path, params: PyTree, layout: PublicLayout | None = None) -> None:
         # Some engines end the rotary embedding at the head's max_positions, and would reject all drafts beyond it.
@@ -74,7 +75,7 @@ class Eagle3Draft(FeatureDraft):
             save_draft_checkpoint(directory, params, head, self.target_ids, self.decoder.feature_layers)
         else:
             saved = SavedDraft(head, params, self.target_ids, self.decoder.feature_layers)
-            save_eagle3(directory, saved, layout.dialect, verifier=layout.verifier, policy=self.decoder)
+            save_public_draft(directory, saved, layout.dialect, stated_policy(self.decoder, layout.verifier))
 
 
 def build_eagle3(context: DraftContext) -> Draft:
