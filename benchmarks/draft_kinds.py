@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.schema import KINDS, DraftConfig, HeadConfig, RunConfig
+from launch.acceptance.held_out import AcceptanceMeter
 from launch.cli.options import parse_run_and
 from launch.cli.paths import write_results
 from launch.cli.program import run_program, use_compile_cache
 from launch.cli.recipe_options import TRAIN
 from launch.costs.turns import timed_turns
-from launch.distillation.acceptance import AcceptanceMeter
 from launch.distillation.trainer import distill
 from launch.phases.long_phases import long_phase
 from launch.rewards.reward_fn import make_pool, make_reward

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.bench.rollout_timer import RolloutTime, RolloutTimer
+from launch.acceptance.held_out import AcceptanceMeter
 from launch.data.responses import Answers, answers_of
-from launch.distillation.acceptance import AcceptanceMeter
 from launch.distillation.trainer import distill
 from launch.rewards.reward_fn import make_reward
 from launch.setup.experiment import Experiment

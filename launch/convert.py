@@ -5,7 +5,7 @@ import jax
 from launch.cli.options import parse
 from launch.cli.program import run_program
 from launch.errors import ConfigError
-from launch.setup.conversion import ConvertArgs, convert
+from launch.exports.conversion import ConvertArgs, convert
 
 
 def main(argv: list[str]) -> int:

@@ -54,7 +54,7 @@ ROOMS = {
         ("data",),
         ("rewards",),
         ("setup",),
-        ("costs",),
+        ("acceptance", "costs", "exports"),
         ("comparison", "distillation", "evaluation", "plan"),
         ("diagnosis", "run"),
         ("report",),

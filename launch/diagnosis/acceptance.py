@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from launch.acceptance.counts import first_length, length_buckets
 from launch.diagnosis.findings import Finding
 from launch.diagnosis.observed import Observed
 
 # A difference counts if it exceeds SMALL and its probability under the prediction is below UNLIKELY.
 SMALL, UNLIKELY = 0.02, 1e-3
-SHORTEST_PLACE = 16
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def rates(observed: Observed, overlaps: np.ndarray | None) -> tuple[list[Rate], 
     predicted = np.full(len(drafted.row), np.nan)
     if overlaps is not None:
         position = np.minimum(drafted.position, count - 1)
-        predicted = overlaps[position, drafted.row, observed.prompt_lengths[drafted.row] + drafted.place]
+        predicted = overlaps[position, drafted.row, observed.answers.prompt_lengths[drafted.row] + drafted.place]
 
     def rate(name: str, which: np.ndarray, position: int) -> Rate:
         return _rate(name, drafted.accepted[which], predicted[which] if position < count else None)
@@ -64,12 +64,12 @@ def rates(observed: Observed, overlaps: np.ndarray | None) -> tuple[list[Rate], 
         rate(f"position {number + 1}", drafted.position == number, number)
         for number in range(int(drafted.position.max(initial=-1)) + 1)
     ]
-    by_place, start, end = [], 0, SHORTEST_PLACE
-    while start <= drafted.place.max(initial=-1):
-        in_range = (drafted.position == 0) & (start <= drafted.place) & (drafted.place < end)
-        by_place.append(rate(f"tokens {start + 1} to {end}", in_range, 0))
-        start, end = end, 2 * end
-    return [rate for rate in by_position if rate.count], [rate for rate in by_place if rate.count]
+    first, ends = drafted.position == 0, length_buckets(drafted.place + 1)
+    by_place = [
+        rate(f"tokens {first_length(end)} to {end}", first & (ends == end), 0)
+        for end in np.unique(ends[first]).tolist()
+    ]
+    return [rate for rate in by_position if rate.count], by_place
 
 
 def _rate(name: str, accepted: np.ndarray, predicted: np.ndarray | None) -> Rate:

@@ -6,12 +6,12 @@ import jax
 import numpy as np
 
 from configs.schema import LookupConfig, RunConfig
+from launch.acceptance.predicted import is_predicted, make_overlaps
 from launch.data.batches import fixed_batches
 from launch.diagnosis.acceptance import acceptance_findings, rates
 from launch.diagnosis.alternatives import alternatives
 from launch.diagnosis.findings import alternative_findings, caches_finding, coverage_finding
 from launch.diagnosis.observed import observe
-from launch.diagnosis.predicted import is_predicted, make_overlaps
 from launch.diagnosis.summary import Diagnosis
 from launch.errors import ConfigError
 from launch.setup.experiment import Experiment
@@ -79,21 +79,21 @@ def _diagnose(experiment: Experiment, params: Params, count: int) -> Diagnosis:
     check_rollout(experiment, config, (prompts, table.width), rows)
     batches = fixed_batches(table.first(count), prompts)
     observed, comparison = observe(experiment, networks.drafter, params, batches, config)
-    caches, predicts = caches_finding(comparison), is_predicted(networks.drafter)
+    sequences, caches, predicts = observed.sequences, caches_finding(comparison), is_predicted(networks.drafter)
     overlaps, others = None, []
     with jax.set_mesh(experiment.mesh):
         if predicts:
             overlaps = make_overlaps(networks.policy, networks.drafter, law, config.draft_length, chunk)(
-                params, observed
+                params, sequences
             )
         for other in alternatives(networks):
-            (overlap,) = make_overlaps(other.policy, other.drafter, law, 1, chunk)(params, observed)
+            (overlap,) = make_overlaps(other.policy, other.drafter, law, 1, chunk)(params, sequences)
             others.append((other.check, other.option, overlap))
     by_position, by_place = rates(observed, overlaps)
     findings = [caches, *(finding.explained_by(caches) for finding in acceptance_findings(by_position, by_place))]
     if overlaps is not None:
         # The head makes no prediction for the first two tokens of a row.
-        counted = observed.completion & (np.arange(observed.tokens.shape[1]) >= 2)
+        counted = np.asarray(sequences.completion) & (np.arange(sequences.tokens.shape[1]) >= 2)
         findings += alternative_findings(overlaps[0], others, counted)
     if networks.draft.target_ids is not None:
         findings.append(coverage_finding(networks.draft.target_ids, observed))

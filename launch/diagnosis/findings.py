@@ -91,7 +91,7 @@ def _mean(x: np.ndarray, counted: np.ndarray) -> tuple[float, float]:
 
 def coverage_finding(target_ids: np.ndarray, observed: Observed) -> Finding:
     """Return the finding on how many of the policy's tokens the draft's reduced vocabulary holds."""
-    coverage = float(np.isin(observed.tokens[observed.completion], target_ids).mean())
+    coverage = float(np.isin(observed.answers.completions, target_ids).mean())
     result = f"{len(target_ids)} tokens, which cover {coverage:.1%} of those that the policy generates"
     do = "tokens outside it cannot be accepted: use a larger draft.vocab_size"
     return Finding("draft vocabulary", "ok" if coverage >= COVERED else "off", result, do)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
+from launch.data.responses import Answers, answers_of, join_answers
 from launch.errors import ConfigError
 from launch.setup.experiment import Experiment
 from specjax.drafters import Drafter
@@ -19,15 +21,15 @@ from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, round_once
 from specjax.rollout.speculative import start_rollout
 from specjax.testing.caches import CacheCheck
-from specjax.types import Params, Prompts
+from specjax.train.batch import Sequences
+from specjax.types import Params, Prompts, Rollout
 
 # Allowed difference between caches, absolute and relative to an array's largest entry: far above float32 rounding, and
 # far below the effect of a wrong position.
 TOLERANCE, RELATIVE = 1e-5, 1e-3
 
 
-@dataclass(frozen=True)
-class Drafted:
+class Drafted(NamedTuple):
     """Drafted tokens that were verified, that is, those whose predecessors in the draft were all accepted.
 
     Attributes:
@@ -43,27 +45,16 @@ class Drafted:
     accepted: np.ndarray
 
 
-@dataclass(frozen=True)
-class Observed:
-    """Sequences that were generated round by round.
+class Observed(NamedTuple):
+    """Sequences that were generated round by round, and their drafted tokens, accepted and rejected."""
 
-    Attributes:
-        tokens:         int32 [R, P + C], prompts and completions, left-aligned.
-        prompt_lengths: int [R], number of prompt tokens.
-        lengths:        int [R], number of completion tokens.
-        drafted:        the drafted tokens, accepted and rejected.
-    """
-
-    tokens: np.ndarray
-    prompt_lengths: np.ndarray
-    lengths: np.ndarray
+    answers: Answers
     drafted: Drafted
 
     @property
-    def completion(self) -> np.ndarray:
-        """Return a mask of the completion tokens, bool [R, P + C]."""
-        index, starts = np.arange(self.tokens.shape[1])[None], self.prompt_lengths[:, None]
-        return (index >= starts) & (index < starts + self.lengths[:, None])
+    def sequences(self) -> Sequences:
+        """Return all rows, with a mask of the completion tokens."""
+        return self.answers.batch(np.arange(len(self.answers)))
 
 
 @dataclass
@@ -130,7 +121,9 @@ def observe(
             drafted.append(_drafted(before, *processes.fetch(outcome)))
             if rounds & (rounds - 1) == 0:
                 compare(state)
-        return _without_padding(prompts, state, _concatenate(drafted), config)
+        # Filler rows, which answers leave out, come last and drafted nothing.
+        rollout = Rollout(state.tokens[:, : config.max_new_tokens], state.emitted)
+        return Observed(answers_of(prompts, rollout), _concatenate(drafted))
 
     caches = CacheComparison(CacheCheck(policy, drafter, params, batches[0], config, TOLERANCE, RELATIVE))
     with jax.set_mesh(experiment.mesh):
@@ -139,44 +132,22 @@ def observe(
     observed = _join(parts)
     if not len(observed.drafted.row):
         raise ConfigError(
-            f"prompts = {len(observed.lengths)}: nothing was drafted, because completions ended with their first token "
+            f"prompts = {len(observed.answers)}: nothing was drafted, because completions ended with their first token "
             "or a lookup found no match; must be more, or rollout.max_new_tokens larger"
         )
     return observed, caches
 
 
-def _without_padding(prompts: Prompts, state: RoundState, drafted: Drafted, config: RolloutConfig) -> Observed:
-    """Return the sequences of a batch without its filler rows, which come last and drafted nothing."""
-    prompts, starts, emitted, completions = processes.fetch((prompts, state.prompt, state.emitted, state.tokens))
-    rows = int((prompts.id >= 0).sum()) * config.group_size
-    tokens = np.repeat(prompts.tokens, config.group_size, axis=0)
-    tokens = np.pad(tokens, ((0, 0), (0, config.max_new_tokens)))[:rows]
-    starts, lengths = starts[:rows], emitted[:rows]
-    for row, begins, length, completion in zip(tokens, starts, lengths, completions, strict=False):
-        row[begins : begins + length] = completion[:length]
-    return Observed(tokens, starts, lengths, drafted)
-
-
 def _join(parts: Sequence[Observed]) -> Observed:
     """Return the sequences of all parts as one."""
-    offsets = np.cumsum([0, *(len(part.lengths) for part in parts[:-1])])
-    drafted = [replace(part.drafted, row=part.drafted.row + by) for part, by in zip(parts, offsets, strict=True)]
-    return Observed(
-        tokens=np.concatenate([part.tokens for part in parts]),
-        prompt_lengths=np.concatenate([part.prompt_lengths for part in parts]),
-        lengths=np.concatenate([part.lengths for part in parts]),
-        drafted=_concatenate(drafted),
-    )
+    offsets = np.cumsum([0, *(len(part.answers) for part in parts[:-1])])
+    drafted = [part.drafted._replace(row=part.drafted.row + by) for part, by in zip(parts, offsets, strict=True)]
+    return Observed(join_answers([part.answers for part in parts]), _concatenate(drafted))
 
 
 def _concatenate(parts: Sequence[Drafted]) -> Drafted:
-    empty = np.zeros(0, int)
-    return Drafted(
-        row=np.concatenate([empty, *(part.row for part in parts)]),
-        place=np.concatenate([empty, *(part.place for part in parts)]),
-        position=np.concatenate([empty, *(part.position for part in parts)]),
-        accepted=np.concatenate([empty > 0, *(part.accepted for part in parts)]),
-    )
+    nothing = Drafted(*[np.zeros(0, int)] * 3, np.zeros(0, bool))
+    return Drafted(*map(np.concatenate, zip(nothing, *parts, strict=True)))
 
 
 def _drafted(emitted: np.ndarray, offered: np.ndarray, accepted: np.ndarray) -> Drafted:

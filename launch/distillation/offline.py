@@ -6,26 +6,20 @@ from typing import Literal
 
 from rich.console import Console
 
+from launch.acceptance.held_out import AcceptanceMeter, check_counts
 from launch.cli.paths import check_checkpoint, check_writable, write_results
 from launch.data.answer_files import answer_records, load_answers
 from launch.data.hub import hub_name
 from launch.data.json_lines import JsonLinesWriter
 from launch.data.responses import Answers
-from launch.distillation.acceptance import AcceptanceMeter, check_counts
-from launch.distillation.export import (
-    check_trained,
-    check_verifier,
-    made_for_distillation,
-    remove_written,
-    write_trained,
-)
 from launch.distillation.report import distillation_json, print_distillation
 from launch.distillation.trainer import check_distillation, distill
 from launch.errors import ConfigError
+from launch.exports.draft import check_trained, check_verifier, remove_written, write_trained
 from launch.phases.long_phases import long_phase
 from launch.setup.experiment import Experiment
 from models.checkpoints.made_for import state_made_for
-from models.hf.eagle3_dialects import Dialect
+from models.hf.drafts.dialects import Dialect
 from specjax.checkpoint import Which
 from specjax.options import Options
 from specjax.sampling import Temperature
@@ -128,7 +122,7 @@ def distill_offline(experiment: Experiment, params: Params, args: DistillArgs, o
     own, *further = [AcceptanceMeter(experiment, result.drafter, distilled, each) for each in (temperature, *others)]
     acceptance = [own.measure(params), *(meter.measure() for meter in further)]
     for directory in written:
-        state_made_for(directory, made_for_distillation(policy, networks.decoder, acceptance[0]))
+        state_made_for(directory, acceptance[0].made_for(policy, networks.decoder))
     origin = {"recipe": config.name, "policy": policy, "responses": args.responses}
     write_results(out / REPORT, origin | distillation_json(result, acceptance))
     print_distillation(result, acceptance, console)

@@ -8,7 +8,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from launch.distillation.acceptance import DraftCounts, HeldOutAcceptance
+from launch.acceptance.counts import DraftCounts
+from launch.acceptance.held_out import HeldOutAcceptance
 from launch.distillation.trainer import Distillation
 
 

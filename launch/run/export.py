@@ -9,18 +9,18 @@ from configs.schema import LoraConfig
 from launch.cli.paths import CONFIG_FILE, check_checkpoint
 from launch.console import console
 from launch.data.hub import checkpoint_directory, hub_name
-from launch.distillation.export import check_verifier, tables_of_policy, write_policy
 from launch.errors import ConfigError
+from launch.exports.draft import check_verifier, write_draft
+from launch.exports.policy import write_policy
 from launch.run.history import METRICS_FILE, matches_schema
 from launch.run.networks import restore_params, restore_policy, saved_step
 from launch.run.records import check_same, read_recorded, read_run
 from launch.setup.adapters import base_of, layers_of
-from launch.setup.drafts.base import PublicLayout
 from launch.setup.experiment import Experiment
 from models.checkpoints.made_for import MadeFor, state_made_for
 from models.config import DecoderConfig, Dtype
 from models.hf.config import read_hf_config
-from models.hf.mtp_files import load_mtp
+from models.hf.drafts.mtp import load_mtp
 from models.hf.peft_files import save_adapters
 from models.params import cast
 from specjax.checkpoint import Which
@@ -92,10 +92,7 @@ def _export_draft(out: Path, experiment: Experiment, args: ExportArgs) -> None:
     dialect = None if args.dialect == "ours" else args.dialect
     draft.check_writable(dialect)
     params = restore_params(run, experiment, args.checkpoint_step)
-    layout = None
-    if dialect is not None:
-        layout = PublicLayout(dialect, args.verifier or args.checkpoint, tables_of_policy(experiment, params))
-    draft.write(out, cast(params.draft, args.dtype), layout)
+    write_draft(out, experiment, draft, params, dialect, args.verifier or args.checkpoint, args.dtype)
     state_made_for(out, made_for(run, args.checkpoint_step, experiment.networks.decoder))
 
 

@@ -65,6 +65,11 @@ class Eagle3Config(FeatureDraftConfig):
     def reads_layers(self) -> bool:
         return self.use_aux_hidden_state
 
+    @property
+    def own_head(self) -> bool:
+        """Return True: a head never reads the policy's vocabulary head."""
+        return True
+
 
 def eagle3_like(policy: DecoderConfig, draft_vocab_size: int | None = None, **changes: Any) -> Eagle3Config:
     """Return a head with the policy's sizes, without its norms and biases. changes: fields in which it differs.

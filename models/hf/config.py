@@ -47,7 +47,7 @@ _READ_FIELDS = frozenset({
     "architectures", "attention_bias", "dtype", "layer_types", "model_type", "rms_norm_eps", "tie_word_embeddings",
     "torch_dtype", "use_sliding_window", *_SIZES.values(), *ROPE_FIELDS,
 })  # fmt: skip
-# COUNTS are read by models.hf.mtp_files and written by models.hf.save. auto_map names code, which no export copies.
+# COUNTS are read by models.hf.drafts.mtp and written by models.hf.save. auto_map names code, which no export copies.
 _ELSEWHERE = frozenset({"auto_map", *COUNTS})
 # Token ids, training and generation settings, book-keeping: none of them changes the forward. `pretraining_tp` only
 # splits matrix products. `sliding_window` has no effect if windows are off; if they are on, an export writes its own.

@@ -32,7 +32,7 @@ def load_policy(directory: Path, config: DecoderConfig, mesh: Mesh, param_dtype:
 
     Reads `model.safetensors`, or the files of `model.safetensors.index.json`. Each device's shard is read separately:
     the host never holds more than one tensor, or one device's experts of a layer. An MTP head in the same files is
-    ignored; `models.hf.mtp_files` loads it.
+    ignored; `models.hf.drafts.mtp` loads it.
 
     Args:
         directory: directory of the checkpoint.

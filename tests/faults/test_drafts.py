@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from configs.override import override
-from launch.distillation import acceptance
+from launch.acceptance.held_out import AcceptanceMeter, HeldOutAcceptance
 from launch.run.start import held_out_evaluator
 from launch.setup.experiment import build_experiment
-from models.hf.block_dialects import block_from_public
-from models.hf.eagle3_dialects import Dialect, config_from_public
-from models.hf.eagle3_files import load_eagle3
+from models.hf.drafts.dialects import Dialect
+from models.hf.drafts.reader import draft_from_public, load_public_draft
 from specjax.keys import SeedStep
 from specjax.rollout.generate import GenerateProgram
 from specjax.types import Params, Prompts, Rollout
@@ -27,15 +26,15 @@ from tests.refusals import refuses
 def test_row_04_a_reduced_vocabulary_without_its_map_is_refused(tmp_path: Path, dialect: Dialect, size: int) -> None:
     public = Public(dialect=dialect, ids=tuple(range(size)))
     public.write(tmp_path / "whole")
-    np.testing.assert_array_equal(load_eagle3(tmp_path / "whole", ONE).target_ids, np.arange(size))
+    np.testing.assert_array_equal(load_public_draft(tmp_path / "whole", ONE).target_ids, np.arange(size))
     public.write(tmp_path / "none", d2t=None, t2d=None)
     with refuses(f"none: d2t: ...{size} out of {VOCAB}"):
-        load_eagle3(tmp_path / "none", ONE)
+        load_public_draft(tmp_path / "none", ONE)
     public.write(tmp_path / "flags", d2t=None)
     with refuses("flags: t2d: "):
-        load_eagle3(tmp_path / "flags", ONE)
+        load_public_draft(tmp_path / "flags", ONE)
     replace(public, ids=None).write(tmp_path / "all")
-    assert load_eagle3(tmp_path / "all", ONE).target_ids is None
+    assert load_public_draft(tmp_path / "all", ONE).target_ids is None
 
 
 INNER = {"mask_token_id": 16, "target_layer_ids": [0, 1]}
@@ -75,23 +74,23 @@ LAYER = BLOCKS["speculators"].fields["transformer_layer_config"]
     ],
 )
 def test_row_72_a_block_draft_that_contradicts_itself_is_refused(name: str, changes: dict, message: str) -> None:
-    block_from_public(BLOCKS[name].fields)
+    draft_from_public(BLOCKS[name].fields)
     with refuses(message):
-        block_from_public(BLOCKS[name].fields | changes)
+        draft_from_public(BLOCKS[name].fields | changes)
 
 
 def test_row_72_a_draft_has_the_dtype_that_its_file_states() -> None:
     fields = BLOCKS["speculators"].fields
-    assert block_from_public(fields | {"dtype": "bfloat16"})[0].param_dtype == "bfloat16"
+    assert draft_from_public(fields | {"dtype": "bfloat16"})[0].param_dtype == "bfloat16"
 
 
 def test_row_72_a_head_that_contradicts_itself_is_refused() -> None:
     fields = Public(dialect="speculators").fields()
-    config_from_public(fields | {"target_hidden_size": 12})
+    draft_from_public(fields | {"target_hidden_size": 12})
     with refuses("target_hidden_size = 16: contradicts hidden_size = 12"):
-        config_from_public(fields | {"target_hidden_size": 16})
+        draft_from_public(fields | {"target_hidden_size": 16})
     with refuses('speculators_config.algorithm = "dflash": contradicts speculators_model_type = "eagle3"'):
-        config_from_public(fields | {"speculators_config": {"algorithm": "dflash"}})
+        draft_from_public(fields | {"speculators_config": {"algorithm": "dflash"}})
 
 
 SMALL = {"model.architecture.feature_layers": (0,), "draft.intermediate_size": 8, "data.held_out_count": 8}
@@ -101,12 +100,12 @@ RUN = override(SMALLEST, SMALL | {"eval.prompts": 7})
 def test_row_29_acceptance_is_measured_on_no_more_sequences_than_a_step_has(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = list[int]()
 
-    def measure(prompts: int) -> acceptance.HeldOutAcceptance:
+    def measure(prompts: int) -> HeldOutAcceptance:
         """Return the measured acceptance in a run with `prompts` prompts per step."""
         sizes.clear()
         experiment = build_experiment(override(RUN, {"data.prompts": prompts}))
         params = experiment.networks.params
-        return acceptance.AcceptanceMeter(experiment, experiment.networks.drafter, params, 1.0).measure(params)
+        return AcceptanceMeter(experiment, experiment.networks.drafter, params, 1.0).measure(params)
 
     generate = GenerateProgram.__call__
 

@@ -21,13 +21,14 @@ from models.checkpoints.made_for import read_made_for
 from models.config import DecoderConfig, ExpertsConfig
 from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.files import read_json
-from models.hf.block_dialects import block_from_public
 from models.hf.config import config_from_hf, config_to_hf, read_hf_config
-from models.hf.eagle3_dialects import check_stated_policy, config_from_public, dialect_of
+from models.hf.drafts.dialects import dialect_of
+from models.hf.drafts.reader import draft_from_public
+from models.hf.drafts.stated_policy import check_stated_policy
+from models.hf.drafts.vocabulary import read_target_ids
 from models.hf.load import INDEX, SINGLE, open_tensors
 from models.hf.peft_config import layers_from_peft
 from models.hf.torch_files import torch_views
-from models.hf.vocabulary_maps import read_target_ids
 from models.lora import Adapted
 from models.params import init_params
 from models.rope import Llama3Scaling, YarnScaling
@@ -81,7 +82,7 @@ def changed(fields: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def read_public(fields: Mapping[str, Any]) -> None:
     if dialect_of(fields) is not None:
-        config_from_public(fields)
+        draft_from_public(fields)
     check_stated_policy(fields, LLAMA)
 
 
@@ -94,7 +95,7 @@ PARSED: dict[str, tuple[Mapping[str, Any], Callable[[Any], Any]]] = {
     "specforge": (Public().fields() | {"target_hidden_size": 12}, read_public),
     "speculators": (Public("speculators", window=4, num_layers=2).fields(), read_public),
     "ours": (asdict(HEAD), lambda fields: head_from_json(fields, Eagle3Config)),
-    **{f"block draft, {name}": (public.fields, block_from_public) for name, public in PUBLIC.items()},
+    **{f"block draft, {name}": (public.fields, draft_from_public) for name, public in PUBLIC.items()},
     "peft": (PEFT, partial(layers_from_peft, layers=MODULES)),
 }
 

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from configs.override import override
 from configs.schema import DraftConfig, ModelConfig
 from launch.errors import ConfigError
-from launch.setup.conversion import ConvertArgs, convert
+from launch.exports.conversion import ConvertArgs, convert
 from launch.setup.experiment import build_experiment
 from models.checkpoints.draft import load_draft_checkpoint, load_named_draft, save_draft_checkpoint, save_named_draft
 from models.decoder import init_decoder, make_policy
@@ -22,9 +22,9 @@ from models.drafts.eagle3 import init_eagle3
 from models.drafts.mtp import init_mtp, mtp_config
 from models.files import write_json
 from models.hf.config import config_to_hf
-from models.hf.eagle3_files import load_eagle3
+from models.hf.drafts.mtp import load_mtp
+from models.hf.drafts.reader import load_public_draft
 from models.hf.load import load_policy
-from models.hf.mtp_files import load_mtp
 from models.hf.save import save_policy
 from models.params import init_params
 from specjax.checkpoint import Checkpointer
@@ -97,7 +97,7 @@ def hugging_face(path: Path, bad: float) -> Callable[[], object]:
 
 
 def draft_of_ours(path: Path, bad: float) -> Callable[[], object]:
-    config = load_eagle3(public_head(path / "public"), ONE).config
+    config = load_public_draft(public_head(path / "public"), ONE).config
     save_draft_checkpoint(path / "draft", drawn(partial(init_eagle3, config), bad), config, None, ())
     return lambda: load_draft_checkpoint(path / "draft", EIGHT)
 
@@ -115,7 +115,7 @@ def public_head(path: Path, **changes: np.ndarray) -> Path:
 
 def eagle3(path: Path, bad: float) -> Callable[[], object]:
     public_head(path, **{"norm.weight": np.array([1.0] * 11 + [bad], np.float32)})
-    return lambda: load_eagle3(path, EIGHT)
+    return lambda: load_public_draft(path, EIGHT)
 
 
 def mtp(path: Path, bad: float) -> Callable[[], object]:

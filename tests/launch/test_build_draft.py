@@ -28,8 +28,8 @@ from models.drafts.eagle3 import Eagle3Config, init_eagle3
 from models.drafts.mtp import init_mtp, mtp_config
 from models.files import read_json, write_json
 from models.hf.config import read_hf_config
-from models.hf.eagle3_dialects import Dialect
-from models.hf.eagle3_files import save_eagle3
+from models.hf.drafts.dialects import Dialect
+from models.hf.drafts.writer import save_public_draft
 from models.hf.load import load_policy
 from models.hf.save import save_policy
 from models.params import init_params
@@ -213,7 +213,7 @@ def test_made_for_is_checked_before_anything_is_built(shrunk: Options, write: Wr
 
 def publish(directory: Path, changes: dict[str, Any], embedding: np.ndarray | None = None) -> Options:
     """Write a head in speculators' dialect, with config.json changed, and optionally a copy of an embedding."""
-    save_eagle3(directory, SavedDraft(HEAD, drawn(HEAD), IDS, (0, 1)), "speculators")
+    save_public_draft(directory, SavedDraft(HEAD, drawn(HEAD), IDS, (0, 1)), "speculators")
     write_json(directory / "config.json", read_json(directory / "config.json") | changes)
     if embedding is not None:
         path = directory / "model.safetensors"

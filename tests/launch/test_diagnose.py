@@ -12,18 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import launch.acceptance.counts
 import launch.diagnose
-import launch.diagnosis.acceptance
 import launch.diagnosis.alternatives
 import launch.diagnosis.diagnose
 from configs.override import override
+from launch.acceptance.predicted import make_overlaps
 from launch.cli.recipes import load_recipe
 from launch.diagnosis.acceptance import rates
 from launch.diagnosis.alternatives import alternatives
 from launch.diagnosis.diagnose import diagnose, diagnostic_run
 from launch.diagnosis.findings import Finding, alternative_findings
 from launch.diagnosis.observed import Observed, observe
-from launch.diagnosis.predicted import make_overlaps
 from launch.diagnosis.summary import Diagnosis
 from launch.distillation.trainer import distill
 from launch.errors import ConfigError
@@ -126,12 +126,13 @@ def reading(experiment: Experiment, observed: Observed) -> Reading:
     law, networks = experiment.config.rollout.law, experiment.networks
     own = make_overlaps(networks.policy, networks.drafter, law, 1, 0)
     others = [(a.check, a.option, make_overlaps(a.policy, a.drafter, law, 1, 0)) for a in alternatives(networks)]
-    counted = observed.completion & (np.arange(observed.tokens.shape[1]) >= 2)
+    sequences = observed.sequences
+    counted = np.asarray(sequences.completion) & (np.arange(sequences.tokens.shape[1]) >= 2)
 
     def findings(params: Params) -> list[Finding]:
         with jax.set_mesh(experiment.mesh):
-            found = [(check, option, overlap(params, observed)[0]) for check, option, overlap in others]
-            return list(alternative_findings(own(params, observed)[0], found, counted))
+            found = [(check, option, overlap(params, sequences)[0]) for check, option, overlap in others]
+            return list(alternative_findings(own(params, sequences)[0], found, counted))
 
     return findings
 
@@ -282,7 +283,7 @@ class WrongLater(HeadDrafter):
 
 @pytest.mark.usefixtures("one_reading")
 def test_drafts_that_are_wrong_from_some_place_on_are_found(trained: Trained, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(launch.diagnosis.acceptance, "SHORTEST_PLACE", 4)
+    monkeypatch.setattr(launch.acceptance.counts, "SHORTEST_BUCKET", 4)
     experiment, params = trained
     diagnosis = diagnose(with_draft(experiment, drafter=as_kind(WrongLater, experiment)), params, PROMPTS)
     assert [fault.check for fault in diagnosis.faults] == ["acceptance by place"]
@@ -300,7 +301,7 @@ def test_a_custom_drafter_is_compared_only_at_position_1(trained: Trained, obser
     draft = experiment.networks.drafter
     policy, law = experiment.networks.policy, experiment.config.rollout.law
     overlaps = make_overlaps(policy, TellsPosition1(draft, draft), law, 3, 0)
-    by_position, _ = rates(observed, overlaps(params, observed))
+    by_position, _ = rates(observed, overlaps(params, observed.sequences))
     assert [rate.predicted for rate in by_position] == [0.5, None, None]
 
 

@@ -16,15 +16,15 @@ import pytest
 
 import launch.distill
 import launch.train
+from launch.acceptance.held_out import AcceptanceMeter
 from launch.cli.options import parse_run
-from launch.distillation.acceptance import AcceptanceMeter
 from launch.distillation.trainer import DraftTrainer, distill
 from launch.setup.experiment import build_experiment
 from models.checkpoints.draft import load_draft_checkpoint, save_draft_checkpoint
 from models.checkpoints.made_for import MadeFor, read_made_for, state_made_for
 from models.decoder import init_decoder
 from models.files import read_json
-from models.hf.eagle3_files import load_eagle3
+from models.hf.drafts.reader import load_public_draft
 from models.hf.save import save_policy
 from models.params import init_params
 from specjax.drafters import Drafter, HeadDrafter, NoDrafter
@@ -128,7 +128,10 @@ def test_the_public_dialect_holds_the_same_head(distilled: Distilled, shrunk: Op
     stated = {"name_or_path": shrunk["--model.path"], "architectures": ["Qwen3ForCausalLM"]}
     assert verifier_of(distilled[0]) == stated
     mesh = make_mesh(MeshConfig())
-    ours, public = load_draft_checkpoint(distilled[0] / "draft", mesh), load_eagle3(distilled[0] / "speculators", mesh)
+    ours, public = (
+        load_draft_checkpoint(distilled[0] / "draft", mesh),
+        load_public_draft(distilled[0] / "speculators", mesh),
+    )
     assert public.feature_layers == ours.feature_layers
     np.testing.assert_array_equal(public.target_ids, ours.target_ids)
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, public.params, ours.params)))

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from configs.override import override
+from launch.acceptance.counts import DraftRecords, count_drafts, length_buckets
 from launch.data.answer_files import answer_records, load_answers
 from launch.data.arithmetic import ALPHABET
 from launch.data.batches import PromptTable
@@ -19,7 +20,6 @@ from launch.data.json_lines import JsonLinesWriter
 from launch.data.problems import Problem
 from launch.data.responses import Answers, answers_of, join_answers
 from launch.data.tokenizers import CharacterTokenizer
-from launch.distillation.acceptance import DraftRecords, count_drafts, length_buckets
 from launch.distillation.teacher_outputs import TeacherOutputCache, picks_of_step
 from launch.distillation.trainer import DraftTrainer
 from launch.setup.draft_vocabulary import most_frequent

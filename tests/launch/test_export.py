@@ -19,9 +19,9 @@ from models.checkpoints.draft import load_draft_checkpoint
 from models.checkpoints.made_for import MadeFor, read_made_for
 from models.files import read_json, write_json
 from models.hf.config import read_hf_config
-from models.hf.eagle3_files import load_eagle3
+from models.hf.drafts.mtp import load_mtp
+from models.hf.drafts.reader import load_public_draft
 from models.hf.load import load_policy
-from models.hf.mtp_files import load_mtp
 from models.params import by_path
 from specjax.checkpoint import Checkpointer
 from specjax.parallel.mesh import MeshConfig, make_mesh
@@ -74,7 +74,7 @@ def test_a_head(saved: tuple[Path, Experiment], shrunk: Options, tmp_path: Path,
     (tmp_path / "plain").touch()
     modes = {path.stat().st_mode for path in (tmp_path / "out").rglob("*") if path.is_file()}
     assert modes == {(tmp_path / "plain").stat().st_mode}, "who may read other files may read these"
-    load: Any = load_draft_checkpoint if dialect == "ours" else load_eagle3
+    load: Any = load_draft_checkpoint if dialect == "ours" else load_public_draft
     _, params, ids, layers = load(tmp_path / "out", ONE)
     assert same(params, experiment.networks.params.draft) and layers == (0, 1)
     assert ids.tolist() == experiment.draft_vocabulary

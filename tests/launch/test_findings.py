@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from launch.data.responses import Answers
 from launch.diagnosis.acceptance import Rate, acceptance_findings, rates
 from launch.diagnosis.findings import Finding, alternative_findings, coverage_finding
 from launch.diagnosis.observed import Drafted, Observed
@@ -27,10 +28,15 @@ def test_another_way_to_read_is_reported_only_if_significant_and_useful():
     assert state(own + np.repeat(rng.normal(0.04, 0.2, (50, 1)), 20, axis=1)) == "undecided"
 
 
+def answers(*tokens: int) -> Answers:
+    """Return one sequence whose first token is the prompt."""
+    return Answers.pad([0], [([tokens[0]], list(tokens[1:]))], len(tokens))
+
+
 def rate(predicted: float | None, accepted: int, count: int = 100, name: str = "position 1") -> Rate:
     drafted = Drafted(*(np.zeros(count, int) for _ in range(3)), np.arange(count) < accepted)
     overlaps = None if predicted is None else np.full((1, 1, 4), predicted)
-    return rates(Observed(np.zeros((1, 4), int), np.ones(1, int), np.full(1, 3), drafted), overlaps)[0][0]
+    return rates(Observed(answers(0, 0, 0, 0), drafted), overlaps)[0][0]
 
 
 def test_few_tokens_are_weak_evidence():
@@ -60,6 +66,6 @@ def test_one_cause_is_one_fault():
 def test_a_draft_vocabulary_that_lacks_tokens():
     """The completion is 5, 6, 7. Token 9 is in the prompt and does not count."""
     nothing = Drafted(*[np.zeros(0, int)] * 3, np.zeros(0, bool))
-    observed = Observed(np.array([[9, 5, 6, 7]]), np.ones(1, int), np.full(1, 3), nothing)
+    observed = Observed(answers(9, 5, 6, 7), nothing)
     assert coverage_finding(np.array([5, 6, 7]), observed).state == "ok"
     assert coverage_finding(np.array([5, 9]), observed).state == "off"

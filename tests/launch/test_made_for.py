@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
+from launch.acceptance.counts import DraftCounts
+from launch.acceptance.held_out import HeldOutAcceptance
 from launch.cli.options import parse_run
-from launch.distillation.export import made_for_distillation
 from launch.setup.draft import read_stated_policy
 from launch.setup.drafts.base import Draft
 from launch.setup.drafts.mtp import MTPDraft
@@ -46,5 +45,6 @@ def test_it_is_read_where_the_draft_was(tmp_path: Path):
 @pytest.mark.parametrize(("temperature", "expected"), [(0.6, 0.75), (0.0, None)])
 def test_no_acceptance_is_stated_for_greedy_answers(temperature: float, expected: float | None):
     """At temperature 0, a run predicts acceptance from the laws at temperature 1, which is not comparable."""
-    measured: Any = SimpleNamespace(temperature=temperature, predicted=0.75)
-    assert made_for_distillation("runs/tiny", POLICY, measured) == MadeFor("runs/tiny", 16, 2, temperature, expected)
+    counts = DraftCounts(0, 0, 0, 0, [], [], None, [])
+    measured = HeldOutAcceptance(temperature, 3, 0.75, None, counts, {})
+    assert measured.made_for("runs/tiny", POLICY) == MadeFor("runs/tiny", 16, 2, temperature, expected)

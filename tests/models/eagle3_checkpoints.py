@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from models.checkpoints.draft import SavedDraft
-from models.hf.eagle3_dialects import Dialect
-from models.hf.eagle3_files import load_eagle3
+from models.hf.drafts.dialects import Dialect
+from models.hf.drafts.reader import load_public_draft
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from tests.models.eagle3_reference import Shape, Weights
 
@@ -125,4 +125,4 @@ class Public:
 def loaded(tmp_path: Path, public: Public, **changes: np.ndarray | None) -> SavedDraft:
     """Write a head with these tensors changed, and load it."""
     public.write(tmp_path / "head", **changes)
-    return load_eagle3(tmp_path / "head", ONE)
+    return load_public_draft(tmp_path / "head", ONE)

@@ -11,7 +11,7 @@ import pytest
 from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
 from models.drafts.block import BlockConfig, block_like, init_block, make_block
-from models.hf.block_layout import block_draft_tensors
+from models.hf.drafts.tensors import draft_tensors
 from models.params import by_path
 from specjax.cache import resize
 from specjax.drafters import BlockDrafter, Proposal
@@ -74,7 +74,7 @@ class Draft:
         return self.in_public_names(self.params.draft)
 
     def in_public_names(self, tree: PyTree) -> Weights:
-        flat, tensors = by_path(tree), block_draft_tensors(self.config)
+        flat, tensors = by_path(tree), draft_tensors(self.config, "speculators")
         return {name: stored.pack(np.asarray(flat[stored.path], np.float64)) for name, stored in tensors.items()}
 
     def logits(

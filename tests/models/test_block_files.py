@@ -12,11 +12,12 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from models.config import block_feature_layers
-from models.drafts.block import block_like, make_block
-from models.hf.block_dialects import StatedPolicy, block_from_public, block_to_public, stated_policy
-from models.hf.block_files import load_block, read_block_config, save_block
-from models.hf.carried import check_copies, copies, policy_tables
-from models.hf.eagle3_dialects import Dialect
+from models.drafts.block import BlockConfig, block_like, make_block
+from models.hf.drafts.carried import check_copies, copies, policy_tables
+from models.hf.drafts.dialects import Dialect
+from models.hf.drafts.reader import draft_from_public, load_public_draft, read_public_config
+from models.hf.drafts.stated_policy import StatedPolicy, stated_policy
+from models.hf.drafts.writer import draft_to_public, save_public_draft
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.types import Params
 from tests.models.block_reference import BlockShape, block_logits
@@ -132,7 +133,7 @@ def test_a_public_draft_is_read(tmp_path: Path, name: str):
     weights = public.write(tmp_path)
     if public.ids is None:
         weights.pop("lm_head.weight", None)
-    config, params, ids, layers = load_block(tmp_path, ONE)
+    config, params, ids, layers = load_public_draft(tmp_path, ONE)
     assert (layers, config.block_size) == (public.layers, public.drafted)
     assert ids is None if public.ids is None else tuple(ids) == public.ids
     config.check(DECODER)
@@ -165,10 +166,10 @@ def test_a_public_draft_is_read(tmp_path: Path, name: str):
 )
 def test_a_draft_that_is_written_is_read_again_to_the_bit(tmp_path: Path, name: str, dialect: Dialect):
     PUBLIC[name].write(tmp_path / "read")
-    draft, tables = load_block(tmp_path / "read", ONE), policy_tables(DECODER, WEIGHTS)
+    draft, tables = load_public_draft(tmp_path / "read", ONE), policy_tables(DECODER, WEIGHTS)
     policy = stated_policy(replace(DECODER, qk_norm=True))
-    save_block(tmp_path / "written", draft, dialect, policy, carried=copies(tables, "float32"))
-    again = load_block(tmp_path / "written", ONE)
+    save_public_draft(tmp_path / "written", draft, dialect, policy, carried=copies(tables, "float32"))
+    again = load_public_draft(tmp_path / "written", ONE)
     assert (again.config, again.feature_layers) == (draft.config, draft.feature_layers)
     jax.tree.map(np.testing.assert_array_equal, (again.params, again.target_ids), (draft.params, draft.target_ids))
     check_copies(tmp_path / "written", tables if dialect == "deepspec" else {})
@@ -201,13 +202,14 @@ def test_causality_is_read_and_written_as_engines_read_it(kinds: list[str], stat
     inner |= {name: x for name, x in stated.items() if name == "causal"}
     fields = PUBLIC["zlab"].fields | {"layer_types": kinds, "dflash_config": inner}
     fields |= {name: x for name, x in stated.items() if name == "is_causal"}
-    config, layers = block_from_public(fields)
+    config, layers = draft_from_public(fields)
+    assert isinstance(config, BlockConfig)
     expected = [window is not None and config.sliding_causal for window in config.windows]
-    written = block_to_public(config, layers, "zlab", StatedPolicy(num_layers=3))
+    written = draft_to_public(config, layers, "zlab", StatedPolicy(num_layers=3))
     assert causal_layers(fields, kinds) == causal_layers(written, kinds) == expected
-    speculators = block_to_public(config, layers, "speculators", StatedPolicy())
+    speculators = draft_to_public(config, layers, "speculators", StatedPolicy())
     assert speculators["sliding_window_non_causal"] != any(expected)
-    assert block_from_public(speculators)[0].sliding_causal == config.sliding_causal
+    assert draft_from_public(speculators)[0] == config
 
 
 def test_a_fresh_draft_reads_the_layers_of_published_ones():
@@ -245,7 +247,7 @@ def test_a_draft_that_a_dialect_cannot_hold_is_refused(dialect: Dialect, changes
     changes = {name: value for name, value in changes.items() if name != "num_target_layers"}
     config = block_like(DECODER, 3, **{"mask_token_id": MASK, "sample_from_anchor": False} | changes)
     with pytest.raises(ValueError, match=message):
-        block_to_public(config, (1, 2), dialect, policy)
+        draft_to_public(config, (1, 2), dialect, policy)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +291,7 @@ def test_a_draft_that_a_dialect_cannot_hold_is_refused(dialect: Dialect, changes
 def test_other_drafts_are_refused_in_one_line(tmp_path: Path, name: str, changed: dict[str, Any], message: str):
     PUBLIC[name].write(tmp_path, changed)
     with pytest.raises(ValueError) as error:
-        read_block_config(tmp_path)
+        read_public_config(tmp_path)
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -309,5 +311,5 @@ def test_other_drafts_are_refused_in_one_line(tmp_path: Path, name: str, changed
 def test_a_missing_or_wrong_tensor_is_named(tmp_path: Path, others: dict[str, np.ndarray | None], message: str):
     PUBLIC["speculators"].write(tmp_path, **others)
     with pytest.raises(ValueError) as error:
-        load_block(tmp_path, ONE)
+        load_public_draft(tmp_path, ONE)
     assert message in str(error.value) and "\n" not in str(error.value)

@@ -12,9 +12,10 @@ from safetensors.numpy import load_file
 
 from models.config import DecoderConfig
 from models.files import read_json
-from models.hf.carried import PolicyTable, carried_tensors, check_copies, write_carried
-from models.hf.eagle3_dialects import check_stated_policy
-from models.hf.eagle3_files import load_eagle3, save_eagle3
+from models.hf.drafts.carried import PolicyTable, carried_tensors, check_copies, write_carried
+from models.hf.drafts.reader import load_public_draft
+from models.hf.drafts.stated_policy import StatedPolicy, check_stated_policy, stated_policy
+from models.hf.drafts.writer import save_public_draft
 from models.params import by_path
 from models.rope import Llama3Scaling
 from specjax.parallel.mesh import MeshConfig, make_mesh
@@ -65,9 +66,10 @@ def tensors_of(directory: Path) -> dict[str, np.ndarray]:
 def test_a_round_trip_keeps_every_byte_and_field(tmp_path: Path, name: str):
     public, changes = BESIDE[name] if name in BESIDE else (PUBLISHED[name], {})
     public.write(tmp_path / "in", **changes)
-    draft, carried = load_eagle3(tmp_path / "in", EIGHT), carried_tensors(tmp_path / "in")
+    draft, carried = load_public_draft(tmp_path / "in", EIGHT), carried_tensors(tmp_path / "in")
     assert carried is not None or name not in BESIDE
-    save_eagle3(tmp_path / "out", draft, public.dialect, read_json(tmp_path / "in/config.json"), carried)
+    source = read_json(tmp_path / "in/config.json")
+    save_public_draft(tmp_path / "out", draft, public.dialect, source=source, carried=carried)
     expected = {name: x for name, x in {**public.tensors(), **changes}.items() if x is not None}
     assert described(tensors_of(tmp_path / "out")) == described(expected)
     assert read_json(tmp_path / "out/config.json") == public.fields()
@@ -77,8 +79,8 @@ def test_maps_of_another_vocabulary_are_not_written(tmp_path: Path):
     draft, carried = loaded(tmp_path, SPECFORGE), carried_tensors(tmp_path / "head")
     other = np.array(REDUCED, np.int32)
     other[0], other[1] = 1, 2
-    save_eagle3(tmp_path / "out", draft._replace(target_ids=other), "specforge", carried=carried)
-    np.testing.assert_array_equal(load_eagle3(tmp_path / "out", ONE).target_ids, other)
+    save_public_draft(tmp_path / "out", draft._replace(target_ids=other), "specforge", carried=carried)
+    np.testing.assert_array_equal(load_public_draft(tmp_path / "out", ONE).target_ids, other)
 
 
 def test_carried_fields_are_read_back(tmp_path: Path):
@@ -103,9 +105,9 @@ def test_carried_fields_are_read_back(tmp_path: Path):
 def test_a_newly_written_config_describes_the_same_head(tmp_path: Path, name: str, dialect: Any):
     """This holds for both dialects, without the original config.json, as for a head that was trained here."""
     PUBLISHED[name].write(tmp_path / "in")
-    draft = load_eagle3(tmp_path / "in", ONE)
-    save_eagle3(tmp_path / "out", draft, dialect)
-    again = load_eagle3(tmp_path / "out", ONE)
+    draft = load_public_draft(tmp_path / "in", ONE)
+    save_public_draft(tmp_path / "out", draft, dialect)
+    again = load_public_draft(tmp_path / "out", ONE)
     assert again.config == draft.config and again.feature_layers == draft.feature_layers
     np.testing.assert_array_equal(again.target_ids, draft.target_ids)
     same = {path: np.array_equal(x, by_path(draft.params)[path]) for path, x in by_path(again.params).items()}
@@ -114,10 +116,10 @@ def test_a_newly_written_config_describes_the_same_head(tmp_path: Path, name: st
 
 def test_layer_ids_are_counted_as_the_dialect_does(tmp_path: Path):
     SPECFORGE.write(tmp_path / "in")
-    draft = load_eagle3(tmp_path / "in", ONE)
+    draft = load_public_draft(tmp_path / "in", ONE)
     assert draft.feature_layers == LAYERS == (2, 3, 4)
-    save_eagle3(tmp_path / "specforge", draft, "specforge")
-    save_eagle3(tmp_path / "speculators", draft, "speculators", verifier="someone/policy")
+    save_public_draft(tmp_path / "specforge", draft, "specforge")
+    save_public_draft(tmp_path / "speculators", draft, "speculators", StatedPolicy("someone/policy"))
     forge, library = (read_json(tmp_path / name / "config.json") for name in ("specforge", "speculators"))
     assert forge["eagle_config"] == {"eagle_aux_hidden_state_layer_ids": [1, 2, 3], "use_aux_hidden_state": True}
     assert library["eagle_aux_hidden_state_layer_ids"] == [2, 3, 4]
@@ -129,9 +131,9 @@ def test_layer_ids_are_counted_as_the_dialect_does(tmp_path: Path):
 def test_a_trained_head_is_not_written_under_the_fields_of_another(tmp_path: Path):
     """The source's config.json describes only the source's head."""
     SPECFORGE.write(tmp_path / "in")
-    source, draft = read_json(tmp_path / "in/config.json"), load_eagle3(tmp_path / "in", ONE)
+    source, draft = read_json(tmp_path / "in/config.json"), load_public_draft(tmp_path / "in", ONE)
     other = draft._replace(config=replace(draft.config, rope_theta=60.0))
-    save_eagle3(tmp_path / "out", other, "specforge", source)
+    save_public_draft(tmp_path / "out", other, "specforge", source=source)
     assert read_json(tmp_path / "out/config.json")["rope_theta"] == 60.0
 
 
@@ -157,15 +159,15 @@ def test_dtypes_are_kept_or_converted(tmp_path: Path, dtype: str):
     public = replace(SPECFORGE, config={"torch_dtype": dtype})
     draft = loaded(tmp_path, public, **floats)
     assert {x.dtype.name for x in by_path(draft.params).values()} == {dtype}
-    save_eagle3(tmp_path / "out", draft, "specforge", public.fields())
+    save_public_draft(tmp_path / "out", draft, "specforge", source=public.fields())
     assert described(tensors_of(tmp_path / "out")) == described({**SPECFORGE.tensors(), **floats})
     assert read_json(tmp_path / "out/config.json") == public.fields()
     for name in ("specforge", "speculators"):
-        save_eagle3(tmp_path / name, draft, name)
+        save_public_draft(tmp_path / name, draft, name)
         fields = read_json(tmp_path / name / "config.json")
         assert {each["torch_dtype"] for each in (fields, fields.get("transformer_layer_config", fields))} == {dtype}
-        assert load_eagle3(tmp_path / name, ONE).config == draft.config
-    wide = by_path(load_eagle3(tmp_path / "head", ONE, "float32").params)
+        assert load_public_draft(tmp_path / name, ONE).config == draft.config
+    wide = by_path(load_public_draft(tmp_path / "head", ONE, "float32").params)
     np.testing.assert_array_equal(wide["norm", "scale"], floats["norm.weight"].astype(np.float32))
 
 
@@ -196,8 +198,8 @@ def test_written_files_state_the_policys_family(tmp_path: Path):
     shape = dict(hidden_size=WIDTH, intermediate_size=8, num_layers=8, num_heads=1, num_kv_heads=1, head_dim=8)
     llama = DecoderConfig(**shape, vocab_size=VOCAB)
     qwen3, strange = replace(llama, qk_norm=True), replace(llama, qk_norm=True, qkv_bias=True)
-    for name, policy, family in (("a", llama, ["LlamaForCausalLM"]), ("b", strange, []), ("c", None, [])):
-        save_eagle3(tmp_path / name, draft, "speculators", verifier="someone/policy", policy=policy)
+    for name, policy, family in (("a", llama, ["LlamaForCausalLM"]), ("b", strange, [])):
+        save_public_draft(tmp_path / name, draft, "speculators", stated_policy(policy, "someone/policy"))
         stated = read_json(tmp_path / name / "config.json")["speculators_config"]["verifier"]
         assert stated == {"name_or_path": "someone/policy", "architectures": family}
     check_stated_policy(read_json(tmp_path / "a/config.json"), llama)
@@ -211,7 +213,7 @@ def test_pytorch_files_need_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "config.json").write_text(json.dumps(SPECFORGE.fields()))
     monkeypatch.setitem(__import__("sys").modules, "torch", None)
     with refuses("/pytorch_model.bin:...torch", ImportError):
-        load_eagle3(tmp_path, ONE)
+        load_public_draft(tmp_path, ONE)
 
 
 def test_broken_pytorch_files(tmp_path: Path):
@@ -223,7 +225,7 @@ def test_broken_pytorch_files(tmp_path: Path):
     for other in (b"", b"no tensors", whole[: len(whole) // 2], [1, 2], {"fc.weight": "text"}):
         path.write_bytes(other) if isinstance(other, bytes) else torch.save(other, path)
         with refuses("/pytorch_model.bin:"):
-            load_eagle3(tmp_path, ONE)
+            load_public_draft(tmp_path, ONE)
 
 
 def test_pytorch_files(tmp_path: Path):
@@ -235,7 +237,7 @@ def test_pytorch_files(tmp_path: Path):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/config.json").write_text(json.dumps(SPECFORGE.fields()))
     torch.save(tensors, tmp_path / "torch/pytorch_model.bin")
-    found, expected = (load_eagle3(tmp_path / name, ONE) for name in ("torch", "safe"))
+    found, expected = (load_public_draft(tmp_path / name, ONE) for name in ("torch", "safe"))
     np.testing.assert_array_equal(found.target_ids, expected.target_ids)
     for path, x in by_path(found.params).items():
         wanted = by_path(expected.params)[path].astype(x.dtype)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from models.files import write_json
-from models.hf.eagle3_files import load_eagle3, save_eagle3
+from models.hf.drafts.reader import load_public_draft
+from models.hf.drafts.writer import save_public_draft
 from tests.models.eagle3_checkpoints import ONE, REDUCED, VOCAB, Public, loaded
 from tests.refusals import refuses
 
@@ -66,7 +67,7 @@ def test_windows_are_those_of_qwen3(tmp_path: Path, said: dict[str, Any], window
     public = replace(SPECULATORS, qk_norm=True)
     public.write(tmp_path)
     write_json(tmp_path / "config.json", public.fields() | inner(**QWEN3, **said))
-    assert load_eagle3(tmp_path, ONE).config.sliding_window == window
+    assert load_public_draft(tmp_path, ONE).config.sliding_window == window
 
 
 MIXED = inner(num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"])
@@ -100,7 +101,7 @@ def test_refused_fields(tmp_path: Path, name: str):
     public.write(tmp_path)
     write_json(tmp_path / "config.json", public.fields() | changes)
     with refuses(f"/config.json: {message}"):
-        load_eagle3(tmp_path, ONE)
+        load_public_draft(tmp_path, ONE)
 
 
 NORM_FIRST = replace(SPECULATORS, flags=("norm_before_residual",))
@@ -120,5 +121,5 @@ NORM_FIRST = replace(SPECULATORS, flags=("norm_before_residual",))
 def test_options_that_a_dialect_cannot_express(tmp_path: Path, public: Public, dialect: Any, message: str):
     draft = loaded(tmp_path, public)
     with refuses(message):
-        save_eagle3(tmp_path / "out", draft, dialect)
+        save_public_draft(tmp_path / "out", draft, dialect)
     assert not (tmp_path / "out").exists()

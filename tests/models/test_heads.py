@@ -15,11 +15,11 @@ from models.decoder import make_policy
 from models.drafts.eagle3 import make_eagle3
 from models.drafts.mtp import make_mtp
 from models.hf.config import read_hf_config
-from models.hf.eagle3_files import load_eagle3
-from models.hf.eagle3_layout import eagle3_tensors
+from models.hf.drafts.mtp import load_mtp
+from models.hf.drafts.reader import load_public_draft
+from models.hf.drafts.tensors import draft_tensors
 from models.hf.layout import Stored
 from models.hf.load import load_policy
-from models.hf.mtp_files import load_mtp
 from models.hf.mtp_layout import mtp_tensors
 from models.params import by_path
 from specjax.cache import decode_view, resize
@@ -100,7 +100,7 @@ class Head:
 
 def load_public(public: Public, directory: Path) -> Head:
     weights = public.write(directory)
-    config, params, ids, layers = load_eagle3(directory, ONE)
+    config, params, ids, layers = load_public_draft(directory, ONE)
     assert layers == (public.layers if public.use_aux_hidden_state else ())
     shape = dict(hidden_size=WIDTH, intermediate_size=INNER, num_heads=2, num_kv_heads=2, head_dim=6, num_layers=7)
     policy = make_policy(DecoderConfig(**shape, vocab_size=VOCAB, feature_layers=public.layers))
@@ -114,7 +114,7 @@ def load_public(public: Public, directory: Path) -> Head:
         drafter=make_eagle3(config, policy, ids),
         params=Params({"embed": {"embedding": jnp.asarray(table)}}, params),
         weights=weights,
-        stored=eagle3_tensors(config, public.dialect),
+        stored=draft_tensors(config, public.dialect),
         table=table.astype(np.float64),
         ids=public.target_ids,
         width=config.feature_size,

@@ -9,8 +9,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from models.hf.config import read_hf_config
+from models.hf.drafts.mtp import load_mtp
 from models.hf.load import load_policy
-from models.hf.mtp_files import load_mtp
 from models.hf.save import save_policy
 from models.params import by_path
 from specjax.parallel.mesh import MeshConfig, make_mesh

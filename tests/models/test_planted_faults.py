@@ -20,7 +20,8 @@ from models.config import DecoderConfig
 from models.decoder import init_decoder, make_policy
 from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.files import read_json, write_json
-from models.hf.eagle3_files import load_eagle3, save_eagle3
+from models.hf.drafts.reader import load_public_draft
+from models.hf.drafts.writer import save_public_draft
 from models.params import init_params
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.sampling import SamplingLaw
@@ -95,13 +96,13 @@ def assert_alarm(promised: float, found: float) -> None:
 def published(tmp_path_factory: pytest.TempPathFactory, weights: PyTree, tokens: jax.Array) -> Path:
     """Return a head distilled from the policy, in the layout of SpecForge."""
     directory = tmp_path_factory.mktemp("published") / "head"
-    save_eagle3(directory, trained_head(weights, tokens), "specforge")
+    save_public_draft(directory, trained_head(weights, tokens), "specforge")
     return directory
 
 
 @pytest.fixture(scope="module")
 def correct_acceptance(published: Path, weights: PyTree, tokens: jax.Array) -> float:
-    return acceptance(load_eagle3(published, ONE), weights, tokens)
+    return acceptance(load_public_draft(published, ONE), weights, tokens)
 
 
 # Valid ids in ascending order, as a map requires. Without t2d the fault cannot be seen.
@@ -129,7 +130,7 @@ def test_a_changed_file_raises_the_alarm(
     changed = {**load_file(published / "model.safetensors"), **tensors}
     save_file({name: x for name, x in changed.items() if x is not None}, tmp_path / "model.safetensors")
     write_json(tmp_path / "config.json", read_json(published / "config.json") | fields)
-    assert_alarm(correct_acceptance, acceptance(load_eagle3(tmp_path, ONE), weights, tokens))
+    assert_alarm(correct_acceptance, acceptance(load_public_draft(tmp_path, ONE), weights, tokens))
 
 
 def test_a_map_with_its_flags_is_refused_at_load(tmp_path: Path, published: Path):
@@ -137,7 +138,7 @@ def test_a_map_with_its_flags_is_refused_at_load(tmp_path: Path, published: Path
     save_file(tensors, tmp_path / "model.safetensors")
     write_json(tmp_path / "config.json", read_json(published / "config.json"))
     with refuses("t2d:...11...d2t"):
-        load_eagle3(tmp_path, ONE)
+        load_public_draft(tmp_path, ONE)
 
 
 @pytest.mark.slow
@@ -148,12 +149,12 @@ def test_a_head_of_an_earlier_policy_raises_the_alarm(
     keys = jax.random.split(jax.random.key(5), len(jax.tree.leaves(weights)))
     keys = jax.tree.unflatten(jax.tree.structure(weights), list(keys))
     later = jax.tree.map(lambda x, key: x + jnp.std(x) * jax.random.normal(key, x.shape), weights, keys)
-    assert_alarm(correct_acceptance, acceptance(load_eagle3(published, ONE), later, tokens))
+    assert_alarm(correct_acceptance, acceptance(load_public_draft(published, ONE), later, tokens))
 
 
 @pytest.mark.slow
 def test_a_head_trained_one_position_off_raises_the_alarm(tmp_path: Path, weights: PyTree, tokens: jax.Array):
     """Its trainer paired each token with its own feature. That predicts well, but rollouts do not have it in time."""
-    save_eagle3(tmp_path / "head", trained_head(weights, tokens, early=1), "specforge")
-    head = load_eagle3(tmp_path / "head", ONE)
+    save_public_draft(tmp_path / "head", trained_head(weights, tokens, early=1), "specforge")
+    head = load_public_draft(tmp_path / "head", ONE)
     assert_alarm(acceptance(head, weights, tokens, early=1), acceptance(head, weights, tokens))

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from models.drafts.block import make_block
-from models.hf.block_dialects import StatedPolicy
-from models.hf.block_files import load_block, save_block
+from models.hf.drafts.reader import load_public_draft
+from models.hf.drafts.stated_policy import StatedPolicy
+from models.hf.drafts.writer import save_public_draft
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.types import Params
 from tests.models.test_block_drafts import POLICY, VOCAB, WEIGHTS, WIDTH
@@ -115,7 +116,7 @@ def test_a_draft_of_the_library_both_ways(tmp_path: Path, name: str, monkeypatch
 
     assert np.isfinite(expected).all()
 
-    draft = load_block(tmp_path / "theirs", make_mesh(MeshConfig()))
+    draft = load_public_draft(tmp_path / "theirs", make_mesh(MeshConfig()))
     config, head = draft.config, make_block(draft.config, POLICY, draft.target_ids).head
     np.testing.assert_array_equal(
         np.arange(VOCAB) if draft.target_ids is None else draft.target_ids, case.get("ids", np.arange(VOCAB))
@@ -142,7 +143,7 @@ def test_a_draft_of_the_library_both_ways(tmp_path: Path, name: str, monkeypatch
     if confidence is not None and scores is not None:
         np.testing.assert_allclose(confidence[0].reshape(ANCHORS - 1, -1), scores[1:, first:], atol=1e-4)
 
-    save_block(tmp_path / "ours", draft, "speculators", StatedPolicy(architectures=["Qwen3ForCausalLM"]))
+    save_public_draft(tmp_path / "ours", draft, "speculators", StatedPolicy(architectures=["Qwen3ForCausalLM"]))
     again = type(model).from_pretrained(tmp_path / "ours", attn_implementation="eager").eval()
     borrow_tables(again, "ids" not in case)
     for ours, theirs in zip(their_logits(again, kind, features, tokens, monkeypatch), (expected, scores), strict=True):

@@ -21,8 +21,8 @@ from models.checkpoints.draft import SavedDraft, init_of, save_draft_checkpoint,
 from models.checkpoints.made_for import MadeFor
 from models.config import DecoderConfig
 from models.drafts.shape import FeatureDraftConfig
-from models.hf.eagle3_dialects import Dialect
-from models.hf.mtp_files import MTPHead
+from models.hf.drafts.dialects import Dialect
+from models.hf.drafts.mtp import MTPHead
 from specjax.cost import DraftSheet
 from specjax.drafters import BlockDrafter, Drafter, HeadDrafter
 from specjax.short_repr import short_repr

@@ -10,10 +10,10 @@ from launch.setup.drafts.base import FeatureDraft, PublicLayout
 from models.checkpoints.draft import SavedDraft
 from models.config import DecoderConfig
 from models.drafts.block import BlockConfig, block_like, make_block
-from models.hf.block_dialects import block_to_public, stated_policy
-from models.hf.block_files import save_block
-from models.hf.carried import copies, policy_tables
-from models.hf.eagle3_dialects import Dialect
+from models.hf.drafts.carried import copies, policy_tables
+from models.hf.drafts.dialects import Dialect
+from models.hf.drafts.stated_policy import stated_policy
+from models.hf.drafts.writer import draft_to_public, save_public_draft
 from models.sheets import block_sheet
 from specjax.cost import DraftSheet
 
@@ -43,10 +43,11 @@ class BlockDraft(FeatureDraft):
         return block_sheet(self.head)
 
     def public_config(self, dialect: Dialect) -> dict[str, Any]:
-        return block_to_public(self.head, self.decoder.feature_layers, dialect, stated_policy(self.decoder))
+        return draft_to_public(self.head, self.decoder.feature_layers, dialect, stated_policy(self.decoder))
 
     def publish(self, directory: Path, draft: SavedDraft, layout: PublicLayout) -> None:
         tables = None
         if layout.dialect == "deepspec":
             tables = copies(policy_tables(self.decoder, layout.policy), draft.config.param_dtype)
-        save_block(directory, draft, layout.dialect, stated_policy(self.decoder, layout.verifier), carried=tables)
+        verifier = stated_policy(self.decoder, layout.verifier)
+        save_public_draft(directory, draft, layout.dialect, verifier, carried=tables)

@@ -10,8 +10,9 @@ from launch.setup.drafts.base import FeatureDraft, PublicLayout
 from models.checkpoints.draft import SavedDraft
 from models.config import DecoderConfig, eagle3_feature_layers
 from models.drafts.eagle3 import Eagle3Config, eagle3_like, make_eagle3
-from models.hf.eagle3_dialects import Dialect, config_to_public
-from models.hf.eagle3_files import save_eagle3
+from models.hf.drafts.dialects import Dialect
+from models.hf.drafts.stated_policy import stated_policy
+from models.hf.drafts.writer import draft_to_public, save_public_draft
 from models.sheets import eagle3_sheet
 from specjax.cost import DraftSheet
 
@@ -40,11 +41,11 @@ class Eagle3Draft(FeatureDraft):
         return eagle3_sheet(self.head)
 
     def public_config(self, dialect: Dialect) -> dict[str, Any]:
-        return config_to_public(self.head, self.decoder.feature_layers, dialect)
+        return draft_to_public(self.head, self.decoder.feature_layers, dialect)
 
     def written_head(self) -> Eagle3Config:
         # Some engines end the rotary embedding at the head's max_positions, and would reject all drafts beyond it.
         return replace(self.head, max_positions=self.decoder.max_positions)
 
     def publish(self, directory: Path, draft: SavedDraft, layout: PublicLayout) -> None:
-        save_eagle3(directory, draft, layout.dialect, verifier=layout.verifier, policy=self.decoder)
+        save_public_draft(directory, draft, layout.dialect, stated_policy(self.decoder, layout.verifier))

@@ -8,7 +8,7 @@ from launch.setup.drafts.base import Draft, DraftContext, PublicLayout
 from launch.setup.policy import build_decoder, check_exportable, longest_sequence
 from models.config import DecoderConfig
 from models.decoder import make_policy
-from models.hf.eagle3_dialects import Dialect
+from models.hf.drafts.dialects import Dialect
 from models.hf.save import save_policy
 from models.sheets import decoder_sheet
 from specjax.cost import DraftSheet

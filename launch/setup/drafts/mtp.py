@@ -8,8 +8,8 @@ from launch.errors import ConfigError
 from launch.setup.drafts.base import Draft, DraftContext, with_options
 from launch.setup.policy import random_params
 from models.drafts.mtp import CONVENTIONS, MTPConfig, init_mtp, make_mtp, mtp_config
-from models.hf.eagle3_dialects import Dialect
-from models.hf.mtp_files import MTPHead, load_mtp
+from models.hf.drafts.dialects import Dialect
+from models.hf.drafts.mtp import MTPHead, load_mtp
 from models.sheets import mtp_sheet
 from specjax.cost import DraftSheet
 from specjax.types import PyTree

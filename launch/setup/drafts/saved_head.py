@@ -16,11 +16,10 @@ from models.checkpoints.draft import SavedDraft, init_of, load_draft_checkpoint,
 from models.config import DecoderConfig
 from models.drafts.shape import FeatureDraftConfig
 from models.files import CARRIED, errors_name, read_json
-from models.hf.block_dialects import block_dialect_of
-from models.hf.block_files import load_block, read_block_config
-from models.hf.carried import check_copies, copied_tables, policy_tables
-from models.hf.eagle3_dialects import check_stated_policy, dialect_of
-from models.hf.eagle3_files import load_eagle3, read_eagle3_config
+from models.hf.drafts.carried import check_copies, copied_tables, policy_tables
+from models.hf.drafts.dialects import dialect_of
+from models.hf.drafts.reader import load_public_draft, read_public_config
+from models.hf.drafts.stated_policy import check_stated_policy
 from models.params import abstract_params
 from specjax.types import PyTree
 
@@ -71,10 +70,8 @@ def _readers(
     fields = read_json(path / "config.json")
     if "kind" in fields:
         return read_draft_config, load_draft_checkpoint
-    if block_dialect_of(fields) is not None:
-        return read_block_config, load_block
     if dialect_of(fields) is not None:
-        return read_eagle3_config, load_eagle3
+        return read_public_config, load_public_draft
     raise ConfigError(f"draft.path = {path}: its config.json must describe an EAGLE-3 head or a block draft")
 
 

@@ -17,12 +17,12 @@ from models.checkpoints.made_for import read_made_for, state_made_for
 from models.config import Dtype
 from models.drafts.block import BlockConfig
 from models.files import CARRIED, new_directory, read_json, write_json
-from models.hf.block_dialects import StatedPolicy, block_dialect_of
-from models.hf.block_files import load_block, save_block
-from models.hf.carried import carried_tensors, copied_tables, write_carried
 from models.hf.config import refuse_earlier_layout
-from models.hf.eagle3_dialects import dialect_of, stating_dtype
-from models.hf.eagle3_files import load_eagle3, save_eagle3
+from models.hf.drafts.carried import carried_tensors, copied_tables, write_carried
+from models.hf.drafts.dialects import dialect_of
+from models.hf.drafts.reader import load_public_draft
+from models.hf.drafts.stated_policy import StatedPolicy
+from models.hf.drafts.writer import save_public_draft, stating_dtype
 from models.params import cast
 from specjax.options import Options
 from specjax.parallel.mesh import MeshConfig, make_mesh
@@ -64,7 +64,7 @@ def convert(args: ConvertArgs) -> str:
     if "kind" in fields:
         export_draft(args)
         return "public draft"
-    if block_dialect_of(fields) is None and dialect_of(fields) is None:
+    if dialect_of(fields) is None:
         refuse_earlier_layout(args.source, fields)
         raise ValueError(
             f"source = {args.source}: must hold an EAGLE-3 head or a block draft; a policy is read (--model.path) and "
@@ -81,8 +81,7 @@ def import_draft(args: ConvertArgs) -> None:
             raise ValueError(f"{name} = {value}: allowed only with a draft in our layout as SOURCE")
     with new_directory(args.out) as out:
         fields = read_json(args.source / "config.json")
-        load = load_eagle3 if block_dialect_of(fields) is None else load_block
-        config, params, ids, layers = load(args.source, make_mesh(MeshConfig()), args.dtype)
+        config, params, ids, layers = load_public_draft(args.source, make_mesh(MeshConfig()), args.dtype)
         if args.dtype:
             config = dataclasses.replace(config, param_dtype=args.dtype)
             fields = stating_dtype(fields, args.dtype)
@@ -100,19 +99,18 @@ def export_draft(args: ConvertArgs) -> None:
         raise ValueError(f"verifier = {args.verifier}: allowed only with dialect speculators")
     draft, made_for = load_draft_checkpoint(args.source, make_mesh(MeshConfig())), read_made_for(args.source)
     draft = draft._replace(params=cast(draft.params, args.dtype))
-    carried = args.source / CARRIED
-    fields: dict[str, Any] | None = read_json(carried) if carried.exists() else None
+    source = args.source / CARRIED
+    fields: dict[str, Any] | None = read_json(source) if source.exists() else None
     if fields is not None and args.dtype is not None:
         fields = stating_dtype(fields, args.dtype)
     if fields is not None and args.verifier is not None:
         speculators = fields.get("speculators_config") or {}
         verifier = (speculators.get("verifier") or {}) | {"name_or_path": args.verifier}
         fields = fields | {"speculators_config": speculators | {"verifier": verifier}}
-    if isinstance(draft.config, BlockConfig):
-        num_layers = (fields or {}).get("num_target_layers") if made_for is None else made_for.num_layers
-        policy = StatedPolicy(args.verifier or (made_for and made_for.policy), num_layers)
-        beside = carried_tensors(args.source, args.dtype, copied_tables(draft.config))
-        save_block(args.out, draft, args.dialect, policy, fields, beside)
-    else:
-        save_eagle3(args.out, draft, args.dialect, fields, carried_tensors(args.source, args.dtype), args.verifier)
+    policy = StatedPolicy(args.verifier, (fields or {}).get("num_target_layers"))
+    if made_for is not None:
+        name = made_for.policy if isinstance(draft.config, BlockConfig) else None
+        policy = StatedPolicy(args.verifier or name, made_for.num_layers)
+    carried = carried_tensors(args.source, args.dtype, copied_tables(draft.config))
+    save_public_draft(args.out, draft, args.dialect, policy, fields, carried)
     state_made_for(args.out, made_for)

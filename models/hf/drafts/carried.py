@@ -5,22 +5,21 @@ which policy the draft was made for.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from models.checkpoints.draft import SavedDraft
 from models.config import DecoderConfig, Dtype
 from models.drafts.block import BlockConfig
 from models.drafts.eagle3 import Eagle3Config
 from models.files import CARRIED_TENSORS, optional
+from models.hf.drafts.vocabulary import TO_DRAFT, TO_TARGET
 from models.hf.layout import HEAD
 from models.hf.load import DTYPES, INDEX, SINGLE, file_views, open_tensors, row_slices
 from models.hf.torch_files import torch_views
-from models.hf.vocabulary_maps import TO_DRAFT, TO_TARGET
 from models.params import by_path
 from specjax.parallel import processes
 from specjax.types import PyTree
@@ -66,7 +65,7 @@ def policy_tables(policy: DecoderConfig, weights: PyTree) -> dict[str, PolicyTab
 
 def copied_tables(config: BlockConfig | Eagle3Config) -> tuple[str, ...]:
     """Return the names of the policy's tables that this draft reads, of which its files may hold copies."""
-    return (EMBEDDING, HEAD) if isinstance(config, BlockConfig) and not config.own_head else (EMBEDDING,)
+    return (EMBEDDING,) if config.own_head else (EMBEDDING, HEAD)
 
 
 def copies(tables: Mapping[str, PolicyTable], dtype: Dtype) -> dict[str, np.ndarray]:
@@ -109,13 +108,6 @@ def write_carried(directory: Path, tensors: Mapping[str, np.ndarray]) -> None:
     """Write the tensors of `carried_tensors` into a directory in our format, for a later export."""
     if processes.primary():
         optional("safetensors.numpy").save_file(dict(tensors), directory / CARRIED_TENSORS)
-
-
-def describes(described: tuple[Any, tuple[int, ...]], draft: SavedDraft) -> bool:
-    """Return whether the config and layers that were read from a `config.json` are the draft's, dtypes aside."""
-    config, layers = described
-    config = replace(config, dtype=draft.config.dtype, param_dtype=draft.config.param_dtype)
-    return (config, layers) == (draft.config, draft.feature_layers)
 
 
 def open_draft(directory: Path) -> dict[str, Any]:

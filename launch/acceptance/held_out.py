@@ -1,20 +1,21 @@
 """Acceptance of a draft on held-out prompts: measured in rollouts, and predicted from its overlap with the policy."""
 
-import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from launch.acceptance.counts import DraftCounts, DraftRecords, count_drafts, length_buckets
 from launch.data.batches import fixed_batches, prompts_per_batch
 from launch.data.responses import Answers, answers_of, join_answers
 from launch.errors import ConfigError
 from launch.phases.long_phases import long_phase
 from launch.setup.experiment import Experiment
 from launch.setup.rollout_trace import trace_rollout
+from models.checkpoints.made_for import MadeFor
+from models.config import DecoderConfig
 from specjax.drafters import Drafter
 from specjax.keys import seed_step
 from specjax.parallel import processes
@@ -22,38 +23,11 @@ from specjax.rollout.generate import make_generate
 from specjax.rollout.plan import RolloutConfig
 from specjax.train.batch import Sequences
 from specjax.train.draft.distill import make_predict
-from specjax.types import Params, Rollout
+from specjax.types import Params
 
-# Largest answer length of the first bucket.
-SHORTEST_BUCKET = 16
 # Replaces temperature 0 when the overlap is predicted, because `full_log_probs` does not support 0. At this temperature
 # almost all mass is on the likeliest token.
 NEARLY_GREEDY = 1e-4
-
-
-@dataclass(frozen=True)
-class DraftCounts:
-    """Drafted and accepted tokens of a set of sequences, over the rounds in which each was active.
-
-    Attributes:
-        sequences: number of sequences.
-        tokens:    number of tokens emitted by verifications. The first token of a sequence, from its prefill, is none.
-        rounds:    number of verifications.
-        ended:     number of verifications in which an accepted drafted token ended the sequence, so none followed it.
-        drafted:   [K], number of rounds that could emit position i of their proposal.
-        accepted:  [K], number of rounds that emitted it.
-        alpha:     acceptance length, 1 + (sum of accepted - ended) / rounds; None without rounds.
-        rates:     [K], accepted / drafted, not conditional on earlier positions; None where nothing was drafted.
-    """
-
-    sequences: int
-    tokens: int
-    rounds: int
-    ended: int
-    drafted: list[int]
-    accepted: list[int]
-    alpha: float | None
-    rates: list[float | None]
 
 
 @dataclass(frozen=True)
@@ -83,29 +57,20 @@ class HeldOutAcceptance:
         counts, by_length = fields.pop("counts"), fields.pop("by_length")
         return fields | counts | {"by_length": [{"up_to": length} | bucket for length, bucket in by_length.items()]}
 
+    def made_for(self, policy: str | None, decoder: DecoderConfig | None) -> MadeFor | None:
+        """Return the record of the policy that the draft was distilled for, with the predicted acceptance.
 
-class DraftRecords(NamedTuple):
-    """Lengths, rounds, and drafted and accepted tokens of each sequence: int32 [R], the last two [R, K]."""
+        Returns None for a custom family, which made_for.json cannot describe.
 
-    lengths: np.ndarray
-    rounds: np.ndarray
-    drafted: np.ndarray
-    accepted: np.ndarray
-
-    @classmethod
-    def of(cls, rollout: Rollout, which: np.ndarray) -> "DraftRecords":
-        """Return the records of the rows selected by `which`, bool [R]. The rollout must have recorded its drafts."""
-        records = rollout.lengths, rollout.row_rounds, rollout.drafted, rollout.accepted
-        return cls(*processes.fetch(records)).select(which)
-
-    @classmethod
-    def join(cls, parts: Sequence["DraftRecords"]) -> "DraftRecords":
-        """Concatenate the rows of all parts."""
-        return cls(*(np.concatenate(rows) for rows in zip(*parts, strict=True)))
-
-    def select(self, which: np.ndarray) -> "DraftRecords":
-        """Return the rows selected by `which`, bool [R]."""
-        return DraftRecords(*(x[which] for x in self))
+        policy:  directory of the policy, or of the run that trained it.
+        decoder: shape of the policy; None for a custom family.
+        """
+        if decoder is None:
+            return None
+        # At temperature 0 a run predicts acceptance from the distributions at temperature 1, so the two are not
+        # comparable.
+        predicted = self.predicted if self.temperature > 0 else None
+        return MadeFor(policy, decoder.hidden_size, decoder.num_layers, self.temperature, predicted)
 
 
 def at_longest(rollout: RolloutConfig) -> RolloutConfig:
@@ -195,24 +160,3 @@ class AcceptanceMeter:
                 sums = sums + np.stack(processes.fetch(self._predict(params, batch)))
                 phase.finish({"sums": {"sums": sums}}, tokens=int(np.sum(batch.completion)))
         return float(sums[0] / sums[1])
-
-
-def count_drafts(records: DraftRecords) -> DraftCounts:
-    """Return the counts over all sequences."""
-    tokens, rounds = int(records.lengths.sum() - len(records.lengths)), int(records.rounds.sum())
-    drafted, accepted = records.drafted.sum(axis=0).tolist(), records.accepted.sum(axis=0).tolist()
-    return DraftCounts(
-        sequences=len(records.lengths),
-        tokens=tokens,
-        rounds=rounds,
-        ended=sum(accepted) + rounds - tokens,
-        drafted=drafted,
-        accepted=accepted,
-        alpha=tokens / rounds if rounds else None,
-        rates=[a / d if d else None for a, d in zip(accepted, drafted, strict=True)],
-    )
-
-
-def length_buckets(lengths: np.ndarray) -> np.ndarray:
-    """Return the bucket of each answer, named by its largest length: 16, 32, 64, .."""
-    return np.array([max(SHORTEST_BUCKET, 2 ** math.ceil(math.log2(max(length, 1)))) for length in lengths.tolist()])

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from launch.diagnosis.observed import Observed
 from specjax.drafters import Drafter
 from specjax.log_probs import teacher_forced
 from specjax.parallel import processes
 from specjax.sampling import SamplingLaw
+from specjax.train.batch import Sequences
 from specjax.types import Params, Policy
 
 
@@ -22,8 +22,8 @@ def is_predicted(drafter: Drafter) -> bool:
 
 def make_overlaps(
     policy: Policy, drafter: Drafter, law: SamplingLaw, positions: int, logit_chunk: int | None
-) -> Callable[[Params, Observed], np.ndarray]:
-    """Return (params, observed) -> float32 [N, R, T]: the predicted acceptance of each token at position 1 .. N.
+) -> Callable[[Params, Sequences], np.ndarray]:
+    """Return (params, sequences) -> float32 [N, R, T]: the predicted acceptance of each token at position 1 .. N.
 
     N is `positions`, or 1 for a user's drafter, whose loss predicts only position 1. To save memory, rows run one by
     one, and logits are computed for some positions at a time (`logit_chunk`, as in `TrainConfig`).
@@ -36,7 +36,7 @@ def make_overlaps(
 
     run = jax.jit(lambda params, *rows: jax.lax.map(partial(of_row, params), rows))
 
-    def overlaps(params: Params, observed: Observed) -> np.ndarray:
-        return processes.fetch(run(params, observed.tokens, observed.completion)).swapaxes(0, 1)
+    def overlaps(params: Params, sequences: Sequences) -> np.ndarray:
+        return processes.fetch(run(params, sequences.tokens, sequences.completion)).swapaxes(0, 1)
 
     return overlaps
