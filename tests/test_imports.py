@@ -54,7 +54,7 @@ ROOMS = {
         ("data",),
         ("rewards",),
         ("setup",),
-        ("costs",),
+        ("costs", "predict"),
         ("comparison", "distillation", "evaluation", "plan"),
         ("diagnosis", "run"),
         ("report",),

@@ -10,8 +10,8 @@ from launch.comparison.stage_times import VariantReport, time_variants
 from launch.comparison.variants import AUTOMATIC, PLAIN, make_variants
 from launch.errors import ConfigError
 from launch.phases.long_phases import LongPhases
+from launch.predict.refusals import check_training
 from launch.setup.experiment import Experiment
-from launch.setup.memory import check_training
 from specjax.parallel import processes
 from specjax.rewards import RewardFn
 from specjax.types import Params, TrainState

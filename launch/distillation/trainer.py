@@ -11,9 +11,9 @@ from launch.distillation.cost import DistillationCost, Work
 from launch.distillation.teacher_outputs import TeacherOutputCache, picks_of_step
 from launch.errors import ConfigError
 from launch.phases.long_phases import LongPhases
+from launch.predict.refusals import check_rollout
 from launch.setup.draft_vocabulary import most_frequent
 from launch.setup.experiment import Experiment, check_distillation_batch
-from launch.setup.memory import check_rollout
 from specjax.adapters import joined
 from specjax.drafters import Drafter, NoDrafter
 from specjax.parallel.mesh import batch_shards
