@@ -22,7 +22,6 @@ from specjax.cost import (
     DraftSheet,
     Efficiency,
     NetworkSheet,
-    bytes_on,
     cost_model,
     find_engine,
     find_hardware,
@@ -144,7 +143,7 @@ def stages(point: Point, tokens: float, gpus: int) -> StageSeconds:
     moved = 0.0
     if point.engine != "specjax" or point.lag:
         sent = adapter_parameters(point) if point.lora_rank else sheet.parameters
-        moved = sent * point.weight_bytes / deployment(point).span / device.network
+        moved = sent * point.weight_bytes / max(point.tensor, point.expert) / device.network
     return StageSeconds(point.other_s, logprob, train, point.draft_training * train, moved)
 
 
@@ -183,16 +182,18 @@ def memory(point: Point, mean_positions: float) -> MemoryNeeds:
     engines page caches by the mean length, and move the training state out. With lora_rank it is that of adapters and
     draft: generation and training read the same frozen weights.
     """
-    spread, device = deployment(point), find_hardware(point.hardware)
-    sheet, draft = network(point), draft_sheet(point).first
-    policy, drafting = bytes_on(sheet, spread), bytes_on(draft, spread.of_draft)
+    sheet, draft, device = network(point), draft_sheet(point), find_hardware(point.hardware)
+    model, bandwidth = sheet_model(point), device.bandwidth * point.bandwidth_share
+    policy, drafter = model.policy, model.first
     experts = 0 if sheet.mixture is None else sheet.mixture.experts
     # An embedding that is not the vocabulary head is as large.
     tables = 1 if decoder(point).tie_embeddings else 2
-    weights = policy.dense + experts * policy.expert + tables * policy.head + drafting.dense + drafting.head
+    # What a forward reads is what the device holds of each network.
+    reading = policy.weights + experts * policy.expert + tables * policy.head + drafter.weights + drafter.head
     longest = point.prompt_tokens + point.limit_tokens
     positions = longest if point.engine == "specjax" else mean_positions
     trained = adapter_parameters(point) if point.lora_rank else sheet.parameters + (tables - 1) * sheet.head
-    training = TRAINING_BYTES * (trained + draft.parameters) / point.gpus
+    training = TRAINING_BYTES * (trained + draft.network.parameters + draft.fused) / point.gpus
     beside = training if point.engine == "specjax" and not point.lag else 0.0
-    return MemoryNeeds(weights, beside, positions * (policy.position + drafting.position), device.memory)
+    sequence = positions * (policy.cached + drafter.cached)
+    return MemoryNeeds(bandwidth * reading, beside, bandwidth * sequence, device.memory)

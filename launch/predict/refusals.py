@@ -11,7 +11,7 @@ from launch.errors import as_config_error
 from launch.predict.memory import PROGRAMS, Parts, needed, of_networks, of_rollout, program_mesh
 from launch.setup.experiment import Experiment
 from launch.setup.state import abstract_state
-from specjax.parallel.memory import MemoryPart, check_memory, growing
+from specjax.parallel.memory import MemoryPart, bytes_per_device, check_memory, growing
 from specjax.rollout.plan import RolloutConfig
 
 
@@ -25,7 +25,8 @@ def check_rollout(
     """
     with as_config_error():
         params = experiment.networks.params
-        parts = of_networks(params) | of_rollout(experiment, rollout, prompts, experiment.mesh)
+        parts = of_networks(params) | {"lookup and replay": bytes_per_device(params.memory)}
+        parts |= of_rollout(experiment, rollout, prompts, experiment.mesh)
         _check_parts(experiment, parts, experiment.mesh, rollout, prompts[1], rows)
     if experiment.config.rollout.function is not None:
         experiment.trace_rollout(rollout, prompts[0], experiment.mesh)
@@ -33,9 +34,10 @@ def check_rollout(
 
 def check_training(experiment: Experiment) -> None:
     """Raise ConfigError if the devices cannot hold a training step: its rollout, or one of its updates."""
-    config, state = experiment.config, abstract_state(experiment)
+    config = experiment.config
     rows = {"data.prompts": config.data.prompts, "rollout.group_size": config.rollout.group_size}
     with as_config_error():
+        state = abstract_state(experiment)
         for name in PROGRAMS:
             parts, mesh = needed(name, experiment, state), program_mesh(name, experiment)
             _check_parts(experiment, parts, mesh, config.rollout, experiment.prompt_width, rows)

@@ -24,7 +24,7 @@ from specjax.cost.forward import ExpertCounts, Forward
 from specjax.cost.hardware import HARDWARE, Hardware, find_hardware
 from specjax.cost.measured import Cell, corrected, fit, relative_errors, round_seconds
 from specjax.cost.model import CostModel
-from specjax.cost.sheets import Deployment, DraftSheet, Efficiency, NetworkSheet, bytes_on, cost_model
+from specjax.cost.sheets import Deployment, DraftSheet, Efficiency, NetworkSheet, cost_model
 
 __all__ = [
     "Acceptance",
@@ -45,7 +45,6 @@ __all__ = [
     "Seconds",
     "acceptance_length",
     "batch_gain",
-    "bytes_on",
     "choose",
     "corrected",
     "cost_model",

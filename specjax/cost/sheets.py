@@ -1,7 +1,6 @@
 """Network sheets, and the cost model that follows from them and a hardware sheet: a roofline."""
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from specjax.cost.engines import ENGINES, EngineProfile
 from specjax.cost.forward import ExpertCounts, Forward
@@ -48,14 +47,16 @@ class NetworkSheet:
     @property
     def parameters(self) -> int:
         """Return the parameters of all products, the vocabulary head's included; without embeddings and norms."""
-        experts = 0 if self.mixture is None else self.mixture.layers * self.mixture.experts * self.expert
-        return self.dense + experts + self.head
+        return self._multiplied(0 if self.mixture is None else self.mixture.experts)
 
     @property
     def active(self) -> int:
-        """Return the parameters of the products of one token."""
-        experts = 0 if self.mixture is None else self.mixture.layers * self.mixture.active * self.expert
-        return self.dense + experts + self.head
+        """Return the parameters that a token multiplies by."""
+        return self._multiplied(0 if self.mixture is None else self.mixture.active)
+
+    def _multiplied(self, experts: int) -> int:
+        layers = 0 if self.mixture is None else self.mixture.layers
+        return self.dense + layers * experts * self.expert + self.head
 
     def cache_bytes(self, each: int) -> int:
         """Return the bytes of keys and values of one position of one row. each: bytes of a number."""
@@ -77,11 +78,6 @@ class DraftSheet:
     fused: int = 0
     block: bool = False
     markov: NetworkSheet | None = None
-
-    @property
-    def first(self) -> NetworkSheet:
-        """Return what the first pass of a round multiplies by."""
-        return replace(self.network, dense=self.network.dense + self.fused)
 
 
 @dataclass(frozen=True)
@@ -109,46 +105,10 @@ class Deployment:
     draft_bytes: int | None = None
 
     @property
-    def span(self) -> int:
-        """Return the devices that share the policy."""
-        return max(self.expert, self.tensor)
-
-    @property
-    def head_bytes(self) -> int:
-        """Return the bytes of a weight of the vocabulary head."""
-        return max(self.weight_bytes, HEAD_BYTES)
-
-    @property
     def of_draft(self) -> "Deployment":
         """Return how the draft is spread and stored, as if it were a policy."""
-        return replace(self, expert=1, weight_bytes=self.draft_bytes or self.head_bytes)
-
-
-class DeviceBytes(NamedTuple):
-    """Bytes of a network on each device.
-
-    Attributes:
-        dense:    Weights of all products outside experts and vocabulary head.
-        expert:   One expert of each layer.
-        head:     The vocabulary head.
-        position: Keys and values of one position of a row.
-    """
-
-    dense: float
-    expert: float
-    head: float
-    position: float
-
-
-def bytes_on(network: NetworkSheet, deployment: Deployment) -> DeviceBytes:
-    """Return the bytes of a network on each device."""
-    tensor, each, layers = deployment.tensor, deployment.weight_bytes, network.mixture.layers if network.mixture else 0
-    return DeviceBytes(
-        dense=network.dense * each / tensor,
-        expert=layers * network.expert * each / deployment.span,
-        head=network.head * deployment.head_bytes / tensor,
-        position=network.cache_bytes(deployment.cache_bytes) / min(tensor, network.kv_heads),
-    )
+        each = self.draft_bytes or max(self.weight_bytes, HEAD_BYTES)
+        return replace(self, expert=1, weight_bytes=each)
 
 
 @dataclass(frozen=True)
@@ -186,10 +146,11 @@ def cost_model(
     verified = forward(policy, hardware, deployment, efficiency, engine.layer)
     if draft is None:
         return CostModel(verified, engine=engine)
+    first = replace(draft.network, dense=draft.network.dense + draft.fused)
     later = draft.markov if draft.block else draft.network
     passes = (
         Forward() if network is None else forward(network, hardware, deployment.of_draft, efficiency, engine.layer)
-        for network in (draft.first, later)
+        for network in (first, later)
     )
     return CostModel(verified, *passes, engine=engine, block=draft.block)
 
@@ -198,30 +159,33 @@ def forward(
     network: NetworkSheet, hardware: Hardware, deployment: Deployment, efficiency: Efficiency, layer: float
 ) -> Forward:
     """Return the constants of a network's forward. layer: seconds of latency of each layer."""
-    held, tensor, span = bytes_on(network, deployment), deployment.tensor, deployment.span
+    tensor, each = deployment.tensor, deployment.weight_bytes
+    span = max(deployment.expert, tensor)
     byte = 1 / (hardware.bandwidth * efficiency.bandwidth)
-    flop = 1 / (hardware.peak(deployment.factor_bytes or deployment.weight_bytes) * efficiency.compute)
-    head_flop = 1 / (hardware.peak(deployment.head_bytes) * efficiency.compute)
+    flop = 1 / (hardware.peak(deployment.factor_bytes or each) * efficiency.compute)
+    head_each = max(each, HEAD_BYTES)
+    head_flop = 1 / (hardware.peak(head_each) * efficiency.compute)
     # A layer exchanges twice: after attention and after its MLP. An all-reduce moves each number twice, in 2 bytes.
     exchanges = 2 * network.layers if span > 1 else 0
     sent = hardware.between(span)
     mixture = network.mixture
-    experts, expert_product = None, 0.0
+    experts, expert, expert_product = None, 0.0, 0.0
     if mixture is not None:
         # Groups of rows whose tokens meet at the experts.
         groups = 1 if deployment.same_rows else span / tensor
         experts = ExpertCounts(mixture.experts, mixture.active, groups, efficiency.independence)
+        expert = byte * mixture.layers * network.expert * each / span
         expert_product = flop * 2 * mixture.layers * mixture.active * network.expert * groups / span
     return Forward(
         # The vocabulary head and the sampler count as a layer.
         fixed=layer * (network.layers + 1) + exchanges * efficiency.collective,
-        weights=byte * held.dense,
+        weights=byte * network.dense * each / tensor,
         product=flop * 2 * network.dense / tensor,
-        expert=byte * held.expert,
+        expert=expert,
         expert_product=expert_product,
-        cached=byte * held.position,
+        cached=byte * network.cache_bytes(deployment.cache_bytes) / min(tensor, network.kv_heads),
         attended=4 * network.layers * network.heads * network.head_dim * head_flop / tensor,
-        head=byte * held.head,
+        head=byte * network.head * head_each / tensor,
         score=head_flop * 2 * network.head / tensor,
         sample=network.vocab * LOGIT_BYTES * (byte * LOGIT_PASSES + (1 / sent if tensor > 1 else 0.0)),
         exchange=exchanges * network.hidden * 4 / sent,

@@ -26,7 +26,7 @@ from launch.plan.programs import Plan, Planned, compile_by_any
 from launch.plan.report import as_json, memory_table, round_table
 from launch.plan.traffic import Collectives, Traffic
 from launch.predict.clock import round_times
-from launch.predict.memory import PROGRAMS, Parts, ProgramName, checkpoint_copy
+from launch.predict.memory import PROGRAMS, Parts, ProgramName, checkpoint_copy, of_step_rollout
 from launch.setup.experiment import Experiment, abstract_experiment
 from launch.setup.state import abstract_state
 from models.config import ExpertsConfig
@@ -314,16 +314,13 @@ def traced_caches(experiment: Experiment) -> int:
     phase = max(experiment.phases, key=lambda phase: phase.slots * phase.window)
 
     def start(params: Params, prompts: Prompts) -> tuple[PyTree, PyTree]:
-        state = first_rows(
-            Decoding(networks.policy, networks.drafter, params, config.rollout), prompts, phase, blank=True
-        )
+        decoding = Decoding(networks.policy, networks.drafter, params, config.rollout)
+        state = first_rows(decoding, prompts, phase, blank=True)
         return state.cache, state.draft
 
     shapes = jax.eval_shape(start, replace(networks.params, memory=()), prompts)
-    caches = [
-        x for x in jax.tree.leaves(shapes, is_leaf=lambda x: isinstance(x, LayerCache)) if isinstance(x, LayerCache)
-    ]
-    return bytes_per_device(caches) // mesh.shape["tensor"]
+    leaves = jax.tree.leaves(shapes, is_leaf=lambda x: isinstance(x, LayerCache))
+    return bytes_per_device([x for x in leaves if isinstance(x, LayerCache)]) // mesh.shape["tensor"]
 
 
 def test_rounds_of_a_plan_take_what_the_sheet_says():
@@ -340,9 +337,7 @@ def test_rounds_of_a_plan_take_what_the_sheet_says():
         experiment = abstract_experiment(override(CONFIG, kind), make_mesh(CONFIG.mesh))
         times = round_times(experiment, HARDWARE["h100"])
         assert [each[:2] for each in times] == [*experiment.phases]
-        assert known_components("generate", experiment, abstract_state(experiment))["caches"] == traced_caches(
-            experiment
-        )
+        assert of_step_rollout(experiment)["caches"] == traced_caches(experiment)
         assert [*times[0].seconds] == sorted({0, *experiment.config.rollout.lengths})
         assert [*round_table(times)][0].startswith("a round by the hardware sheet, ms")
         shown.append(times[0].seconds)
