@@ -113,6 +113,6 @@ def shard_shape(x: jax.Array | jax.ShapeDtypeStruct) -> tuple[int, ...]:
     return x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
 
 
-def gib(size: float) -> str:
+def gib(size: int | float) -> str:
     """Return a size as text, in GiB."""
     return f"{size / 2**30:,.1f}"

@@ -49,7 +49,7 @@ def test_row_105_a_machine_without_the_memory_of_a_run_is_warned_of(monkeypatch:
         monkeypatch.setattr(outlook, "host_memory", lambda present=present: present)
         line = describe_memory(whole)
         assert line.startswith(
-            f"memory: about 8.9 GiB of this machine's {present / 2**30:.1f} GiB (2.5 for the process"
+            f"memory: about 9.1 GiB of this machine's {present / 2**30:.1f} GiB (2.5 for the process"
         )
         assert ("WARNING: the system may kill the process" in line) is warns
     unsaved = replace(whole, config=override(whole.config, {"checkpoint.every": 0}))
