@@ -54,7 +54,7 @@ ROOMS = {
         ("data",),
         ("rewards",),
         ("setup",),
-        ("acceptance", "costs", "exports"),
+        ("acceptance", "costs", "exports", "predict"),
         ("comparison", "distillation", "evaluation", "plan"),
         ("diagnosis", "run"),
         ("report",),

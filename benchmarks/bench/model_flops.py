@@ -4,6 +4,7 @@ from itertools import product
 
 from models.config import DecoderConfig
 from models.params import by_path
+from models.sheets import decoder_sheet
 from specjax.adapters import KERNEL, A
 from specjax.cost import HARDWARE, Hardware
 from specjax.types import Params, PyTree
@@ -21,14 +22,11 @@ def policy_flops(decoder: DecoderConfig, params: Params, rows: int, length: int)
     """
     if decoder.experts is not None or any(decoder.windows):
         raise ValueError("model FLOPs are counted for networks without experts and windows")
-    weights = params.base or params.policy
-    matrices = sum(_matrices(weights).values())
-    if decoder.tie_embeddings:
-        matrices += weights["embed"]["embedding"].size
+    matrices = decoder_sheet(decoder).parameters
     products = 6 * matrices
     if params.base:
         adapters = {path: x.size for path, x in by_path(params.policy).items()}
-        first = {**_matrices(weights), **adapters}
+        first = {**_matrices(params.base), **adapters}
         products = 4 * matrices + 6 * sum(adapters.values())
         products -= 2 * sum(first.get(("layer_0", "attention", *name), 0) for name in product("qkv", (KERNEL, A)))
     attention = 12 * decoder.num_layers * decoder.num_heads * decoder.head_dim * causal_pairs(length)

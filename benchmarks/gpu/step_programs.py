@@ -19,7 +19,8 @@ from benchmarks.bench.sections.decoding import BLOCK
 from benchmarks.bench.stubs import forced_rollout
 from configs.schema import LoraConfig
 from launch.plan.devices import OPTION_SETS
-from launch.plan.programs import ProgramName, compile_by_any
+from launch.plan.programs import compile_by_any
+from launch.predict.memory import ProgramName
 from launch.setup.adapters import build_adapters
 from launch.setup.policy import random_params
 from models.decoder import init_decoder, make_policy

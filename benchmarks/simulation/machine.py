@@ -10,7 +10,7 @@ from benchmarks.simulation.measured import measured_rounds
 from benchmarks.simulation.point import MEASURED, Point
 from benchmarks.simulation.step import StageSeconds
 from benchmarks.simulation.surface import RoundSeconds
-from launch.plan.report import USABLE
+from launch.predict.memory import USABLE
 from models.config import DecoderConfig, block_feature_layers
 from models.drafts.block import block_like
 from models.published import DECODERS, eagle3_config
@@ -31,8 +31,6 @@ from specjax.types import Mixture
 
 # Bytes per parameter of a training state: master weights, two moments of Adam and gradients in float32.
 TRAINING_BYTES = 16
-# Bytes per second of the network between hosts, per GPU; assumed.
-NETWORK = 50e9
 # Operations per parameter and token: forward 2, backward 4. Published shares of the peak count only these: what is
 # computed again lowers the share.
 TRAINING_FLOPS = 6
@@ -135,7 +133,7 @@ def stages(point: Point, tokens: float, gpus: int) -> StageSeconds:
         train, logprob = scale * (point.train_s or 0.0), scale * (point.logprob_s or 0.0)
         return StageSeconds(point.other_s, logprob, train, point.draft_training * train)
     sheet, device = network(point), find_hardware(point.hardware)
-    operations = tokens * active_parameters(sheet) / (gpus * device.bf16 * point.training_share)
+    operations = tokens * sheet.active / (gpus * device.bf16 * point.training_share)
     flops = ADAPTER_FLOPS if point.lora_rank else TRAINING_FLOPS
     train = flops * operations if point.train_s is None else point.train_s * scale
     # The share is that of full training.
@@ -145,15 +143,8 @@ def stages(point: Point, tokens: float, gpus: int) -> StageSeconds:
     moved = 0.0
     if point.engine != "specjax" or point.lag:
         sent = adapter_parameters(point) if point.lora_rank else sheet.parameters
-        moved = sent * point.weight_bytes / max(point.tensor, point.expert) / NETWORK
+        moved = sent * point.weight_bytes / max(point.tensor, point.expert) / device.network
     return StageSeconds(point.other_s, logprob, train, point.draft_training * train, moved)
-
-
-def active_parameters(sheet: NetworkSheet) -> float:
-    """Return the parameters that a token multiplies by."""
-    mixture = sheet.mixture
-    experts = 0 if mixture is None else mixture.layers * mixture.active * sheet.expert
-    return sheet.dense + experts + sheet.head
 
 
 def adapter_parameters(point: Point) -> int:
@@ -191,14 +182,18 @@ def memory(point: Point, mean_positions: float) -> MemoryNeeds:
     engines page caches by the mean length, and move the training state out. With lora_rank it is that of adapters and
     draft: generation and training read the same frozen weights.
     """
-    sheet, draft, each = network(point), draft_sheet(point).network, point.weight_bytes
-    span = max(point.tensor, point.expert)
-    experts = sheet.parameters - sheet.dense - sheet.head
-    weights = each * ((sheet.dense + 2 * sheet.head + draft.parameters) / point.tensor + experts / span)
+    sheet, draft, device = network(point), draft_sheet(point), find_hardware(point.hardware)
+    model, bandwidth = sheet_model(point), device.bandwidth * point.bandwidth_share
+    policy, drafter = model.policy, model.first
+    experts = 0 if sheet.mixture is None else sheet.mixture.experts
+    # An embedding that is not the vocabulary head is as large.
+    tables = 1 if decoder(point).tie_embeddings else 2
+    # What a forward reads is what the device holds of each network.
+    reading = policy.weights + experts * policy.expert + tables * policy.head + drafter.weights + drafter.head
     longest = point.prompt_tokens + point.limit_tokens
     positions = longest if point.engine == "specjax" else mean_positions
-    cache = sheet.cache_bytes(point.cache_bytes) / min(point.tensor, sheet.kv_heads) + draft.cache_bytes(2)
-    trained = adapter_parameters(point) if point.lora_rank else sheet.parameters + sheet.head
-    training = TRAINING_BYTES * (trained + draft.parameters) / point.gpus
+    trained = adapter_parameters(point) if point.lora_rank else sheet.parameters + (tables - 1) * sheet.head
+    training = TRAINING_BYTES * (trained + draft.network.parameters + draft.fused) / point.gpus
     beside = training if point.engine == "specjax" and not point.lag else 0.0
-    return MemoryNeeds(weights, beside, positions * cache, find_hardware(point.hardware).memory)
+    sequence = positions * (policy.cached + drafter.cached)
+    return MemoryNeeds(bandwidth * reading, beside, bandwidth * sequence, device.memory)

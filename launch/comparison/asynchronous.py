@@ -19,8 +19,8 @@ from launch.comparison.variants import AUTOMATIC, PLAIN, NumberedBatches, Varian
 from launch.costs.turns import Record, timed_turns
 from launch.errors import ConfigError
 from launch.phases.long_phases import long_phase
+from launch.predict.refusals import check_training
 from launch.setup.experiment import Experiment
-from launch.setup.memory import check_training
 from launch.timing import describe_interval, interval, show_interval
 from specjax.asynchronous.step import AsynchronousStep
 from specjax.parallel import processes

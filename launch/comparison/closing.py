@@ -9,8 +9,8 @@ from configs.schema import AsynchronousConfig
 from launch.comparison.stage_times import VariantReport, time_variants
 from launch.comparison.variants import AUTOMATIC, PLAIN, make_variants
 from launch.errors import ConfigError
+from launch.predict.refusals import check_training
 from launch.setup.experiment import Experiment
-from launch.setup.memory import check_training
 from launch.setup.rollout_trace import trace_rollout
 from specjax.parallel import processes
 from specjax.rewards import RewardFn

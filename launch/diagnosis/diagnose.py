@@ -14,8 +14,8 @@ from launch.diagnosis.findings import alternative_findings, caches_finding, cove
 from launch.diagnosis.observed import observe
 from launch.diagnosis.summary import Diagnosis
 from launch.errors import ConfigError
+from launch.predict.refusals import check_rollout
 from launch.setup.experiment import Experiment
-from launch.setup.memory import check_rollout
 from specjax.adapters import joined
 from specjax.drafters.distillation import MOST_PASSES
 from specjax.train.selection import SelectionConfig

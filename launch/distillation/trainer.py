@@ -11,10 +11,10 @@ from launch.distillation.cost import DistillationCost, Work
 from launch.distillation.teacher_outputs import TeacherOutputCache, picks_of_step
 from launch.errors import ConfigError
 from launch.phases.long_phases import long_phase
+from launch.predict.refusals import check_rollout
 from launch.setup.checks import check_distillation_batch
 from launch.setup.draft_vocabulary import most_frequent
 from launch.setup.experiment import Experiment
-from launch.setup.memory import check_rollout
 from specjax.adapters import joined
 from specjax.drafters import Drafter, NoDrafter
 from specjax.parallel.mesh import batch_shards

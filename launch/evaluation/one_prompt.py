@@ -17,9 +17,9 @@ from launch.evaluation.sampler import Sampler
 from launch.evaluation.streaming import stream_rounds
 from launch.phases.compile_clock import CompileClock
 from launch.phases.progress import Progress
+from launch.predict.refusals import check_rollout
 from launch.rewards.answers import before_stop
 from launch.setup.experiment import Experiment
-from launch.setup.memory import check_rollout
 from specjax.keys import SeedStep
 from specjax.parallel import processes
 from specjax.parallel.mesh import batch_shards

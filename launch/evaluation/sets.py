@@ -20,10 +20,10 @@ from launch.evaluation.report import print_set, set_report
 from launch.evaluation.sampler import Sampled, Sampler, join_sampled
 from launch.evaluation.statistics import INTERVAL
 from launch.phases.long_phases import long_phase
+from launch.predict.refusals import check_rollout
 from launch.rewards.reward_fn import final_answers, make_pool, make_reward
 from launch.rewards.thinking import describe_thinking
 from launch.setup.experiment import Experiment
-from launch.setup.memory import check_rollout
 from launch.setup.problems import build_problems, load_problems
 from specjax.rewards import compiled_reward
 from specjax.types import Params

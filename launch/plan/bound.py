@@ -1,15 +1,14 @@
 """Refusal of a step whose arrays do not fit a device, before anything is compiled."""
 
 from dataclasses import replace
-from typing import get_args
 
 from launch.errors import ConfigError
 from launch.plan.alternatives import smaller_rollouts
 from launch.plan.memory import known_components
-from launch.plan.programs import ProgramName
-from launch.plan.report import gib
+from launch.predict.memory import PROGRAMS, of_step_rollout
 from launch.setup.experiment import Experiment
 from launch.setup.state import abstract_state
+from specjax.parallel.memory import gib
 from specjax.parallel.mesh import describe_mesh
 
 # How often an option is halved in search of one that fits.
@@ -22,7 +21,7 @@ def check_bound(experiment: Experiment, usable: float) -> None:
     The message names what makes a rollout fit, the smallest change first.
     """
     state, config = abstract_state(experiment), experiment.config
-    for name in get_args(ProgramName):
+    for name in PROGRAMS:
         if (needed := sum(known_components(name, experiment, state).values())) > usable:
             section, mesh, remedies = "mesh", config.mesh, list[str]()
             if name == "generate":
@@ -39,8 +38,7 @@ def check_bound(experiment: Experiment, usable: float) -> None:
 def smaller_options(experiment: Experiment, usable: float) -> list[str]:
     """Return options by which a rollout may fit, each with about its least memory, the smallest change first."""
     known = known_components("generate", experiment, abstract_state(experiment))
-    others, by_position = sum(known.values()) - known["caches"], known["caches"] / _positions(experiment)
-    found = []
+    others, found = sum(known.values()) - known["caches"], list[str]()
     for option in (words.split()[0] for words, _ in smaller_rollouts(experiment.config)):
         config = experiment.config
         for _ in range(HALVINGS):
@@ -48,14 +46,8 @@ def smaller_options(experiment: Experiment, usable: float) -> list[str]:
             if option not in changes:
                 break
             words, config = changes[option]
-            size = others + by_position * _positions(replace(experiment, config=config))
+            size = others + of_step_rollout(replace(experiment, config=config))["caches"]
             if size <= usable:
                 found.append(f"{words} ({gib(size)} GiB)")
                 break
     return found
-
-
-def _positions(experiment: Experiment) -> int:
-    """Return the positions of a data shard's caches."""
-    slots, window = experiment.phases[0]
-    return slots * (window + experiment.config.rollout.slack)

@@ -99,9 +99,14 @@ def planned_devices(plan: PlanConfig, count: int) -> list[Any]:
     return _cpu_devices(count) if plan.gpu == "cpu" else absent_gpus(plan.gpu, count, plan.per_host)
 
 
-def devices_of_a_host(plan: PlanConfig, count: int) -> int:
-    """Return the devices of a host, of a mesh of `count`; CPU devices are all of one machine."""
-    return count if plan.gpu == "cpu" else min(count, plan.per_host or HARDWARE[plan.gpu].per_host)
+def hardware_of(plan: PlanConfig, count: int) -> Hardware:
+    """Return the sheet of the plan's devices, of which `count` are used."""
+    hardware = HARDWARE[plan.gpu]
+    if plan.gpu == "cpu":  # of one machine
+        hardware = replace(hardware, per_host=count, domain=count)
+    if plan.per_host is not None:
+        hardware = replace(hardware, per_host=plan.per_host, domain=min(plan.per_host, hardware.domain))
+    return replace(hardware, per_host=min(count, hardware.per_host))
 
 
 def mesh_over(devices: Sequence[Any], config: MeshConfig) -> Mesh:

@@ -8,10 +8,12 @@ from typing import NamedTuple
 from configs.schema import RunConfig
 from launch.cli.microbatches import with_fitting_microbatches
 from launch.errors import ConfigError
-from launch.plan.devices import mesh_over, planned_devices
-from launch.plan.estimate import ACCEPTANCE, MeshEstimate, estimate, hardware_of
+from launch.plan.devices import hardware_of, mesh_over, planned_devices
+from launch.plan.estimate import MeshEstimate, estimate
 from launch.plan.options import PlanConfig
+from launch.predict.clock import ACCEPTANCE
 from launch.setup.experiment import abstract_experiment
+from specjax.parallel.memory import gib
 from specjax.parallel.mesh import AXES, MeshConfig, describe_mesh
 
 # Meshes that are shown.
@@ -130,7 +132,7 @@ def mesh_table(estimates: Sequence[MeshEstimate], refused: Sequence[Refused], us
     titles = "generate, GiB", "update, GiB", "update, s", "plain step, s", "drafted step, s"
     yield f"{'meshes, estimated':34}" + "".join(f"{title:>16}" for title in titles)
     for row in estimates[:SHOWN]:
-        sizes = "".join(f"{f'>= {size / 2**30:,.1f}':>16}" for size in row.memory.values())
+        sizes = "".join(f"{f'>= {gib(size)}':>16}" for size in row.memory.values())
         seconds = "".join(f"{value:>16,.1f}" for value in (row.update, row.plain_seconds, row.seconds))
         yield f"  {describe_mesh(row.config.mesh):32}{sizes}{seconds}" + "  too large" * (row.largest > usable)
     for refusal in refused:

@@ -1,14 +1,15 @@
 """Estimate of an asynchronous step beside a synchronous one."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from configs.schema import AsynchronousConfig
-from launch.plan.estimate import ACCEPTANCE, MeshEstimate, estimate, hardware_of
+from launch.plan.devices import hardware_of
+from launch.plan.estimate import MeshEstimate, estimate
 from launch.plan.meshes import with_mesh
 from launch.plan.options import PlanConfig
+from launch.predict.clock import ACCEPTANCE
 from launch.setup.experiment import Experiment, abstract_experiment
 
 
@@ -30,9 +31,9 @@ def overlap_table(ahead: MeshEstimate, synchronous: MeshEstimate, usable: float)
     titles = "GPUs", "weights, s", "rounds, s", "update, s", "step, s", "GPUs x s"
     yield f"{'steps, estimated':20}" + "".join(f"{title:>13}" for title in titles)
     for name, row in (f"lag {ahead.config.asynchronous.lag}", ahead), ("synchronous", synchronous):
-        seconds = row.weights, row.drafted, row.update, row.seconds, gpus(row) * row.seconds
+        seconds = row.weights, row.drafted, row.update, row.seconds, row.gpus * row.seconds
         too_large = "  too large" if row.largest > usable else ""
-        yield f"  {name:18}{gpus(row):>13}" + "".join(f"{value:>13,.2f}" for value in seconds) + too_large
+        yield f"  {name:18}{row.gpus:>13}" + "".join(f"{value:>13,.2f}" for value in seconds) + too_large
     longer = "rollout" if ahead.drafted > ahead.update else "training"
     if ahead.config.asynchronous.lag:
         yield f"  The {longer} mesh is busy for longer, by {abs(ahead.drafted - ahead.update):,.2f} s a step."
@@ -43,23 +44,6 @@ def overlap_table(ahead: MeshEstimate, synchronous: MeshEstimate, usable: float)
 
 def overlap_json(ahead: MeshEstimate, synchronous: MeshEstimate) -> dict[str, Any]:
     """Return both steps as JSON: sizes in bytes, times in seconds."""
-    config = ahead.config.asynchronous
-    rows = {"lag": ahead, "synchronous": synchronous}
-    steps = {
-        name: {
-            "gpus": gpus(row),
-            "memory_at_least": row.memory,
-            "weights_s": row.weights,
-            "rounds_s": row.drafted,
-            "update_s": row.update,
-            "step_s": row.seconds,
-        }
-        for name, row in rows.items()
-    }
+    config, rows = ahead.config.asynchronous, {"lag": ahead, "synchronous": synchronous}
+    steps = {name: {"gpus": row.gpus, **row.figures} for name, row in rows.items()}
     return {"lag": config.lag, "rollout_mesh": vars(config.rollout_mesh), "steps": steps}
-
-
-def gpus(row: MeshEstimate) -> int:
-    """Return the devices of a step."""
-    ahead = row.config.asynchronous
-    return math.prod(row.config.mesh.shape) + (0 if ahead.lag is None else math.prod(ahead.rollout_mesh.shape))

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import get_args
 
 from configs.schema import RunConfig
 from launch.cli.paths import write_results
@@ -11,30 +10,29 @@ from launch.console import console
 from launch.errors import ConfigError, RunStopped
 from launch.plan.alternatives import alternatives
 from launch.plan.bound import check_bound, smaller_options
-from launch.plan.devices import devices_of_a_host, mesh_over, planned, planned_devices
+from launch.plan.devices import hardware_of, mesh_over, planned, planned_devices
 from launch.plan.estimate import MeshEstimate
-from launch.plan.memory import checkpoint_copy
 from launch.plan.meshes import enough_gpus, mesh_options, mesh_table, rank_meshes
 from launch.plan.options import PlanArgs, PlanConfig
 from launch.plan.overlap import estimate_overlap, overlap_json, overlap_table
-from launch.plan.programs import Planned, ProgramName, plan_program
+from launch.plan.programs import Planned, plan_program
 from launch.plan.report import (
-    USABLE,
     Alternative,
     as_json,
     describe,
-    gib,
     host_line,
     memory_table,
     round_table,
     traffic_table,
     work,
 )
-from launch.plan.rounds import round_times
+from launch.predict.clock import round_times
+from launch.predict.memory import PROGRAMS, USABLE, ProgramName, checkpoint_copy
 from launch.setup.experiment import Experiment, abstract_experiment
 from launch.setup.state import abstract_state
 from launch.timing import provenance
 from specjax.cost import HARDWARE
+from specjax.parallel.memory import gib
 from specjax.parallel.mesh import describe_mesh
 
 Programs = dict[ProgramName, Planned]
@@ -61,7 +59,7 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
     config, meshes = experiment.config, (experiment.mesh, experiment.rollout_mesh)
     times = [] if args.plan.gpu == "cpu" else round_times(experiment, HARDWARE[args.plan.gpu])
     memory = memory_table(programs, capacity, separate=lag is not None)
-    host = devices_of_a_host(args.plan, experiment.mesh.size)
+    host = hardware_of(args.plan, experiment.mesh.size).per_host
     copied = checkpoint_copy(abstract_state(experiment), host)
     tables = [*memory, host_line(copied, host), "", *traffic_table(programs), "", *work(programs, *meshes)]
     console.print("\n".join([*tables, "", *round_table(times)] if times else tables))
@@ -135,7 +133,7 @@ def _compile(config: RunConfig, plan: PlanConfig, usable: float) -> tuple[Experi
     experiment, recipe_plan = abstract_experiment(config, *meshes), replace(plan, gpus=None)
     console.print(describe(config, plan, *meshes))
     check_bound(experiment, usable)
-    return experiment, {name: plan_program(config, recipe_plan, name) for name in get_args(ProgramName)}
+    return experiment, {name: plan_program(config, recipe_plan, name) for name in PROGRAMS}
 
 
 def compare(config: RunConfig, plan: PlanConfig, program: ProgramName, now: int, experts: bool) -> list[Alternative]:

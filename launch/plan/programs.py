@@ -6,7 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,9 +15,10 @@ from configs.schema import RunConfig
 from launch.errors import RunStopped, as_config_error, first_line
 from launch.plan.devices import OPTION_SETS, planned
 from launch.plan.flops import Flops, flops
-from launch.plan.memory import Components, components, program_mesh
+from launch.plan.memory import components
 from launch.plan.options import PlanConfig
 from launch.plan.traffic import Collectives, collectives_of
+from launch.predict.memory import Parts, ProgramName, program_mesh
 from launch.setup.experiment import Experiment, abstract_experiment
 from launch.setup.policy import longest_sequence
 from launch.setup.state import abstract_state
@@ -27,7 +28,6 @@ from specjax.testing.hlo import Program
 from specjax.train.stages import Stages
 from specjax.train.train_step import TrainStep
 
-ProgramName = Literal["generate", "update"]
 CompilerOptions = Mapping[str, Any]
 
 
@@ -43,7 +43,7 @@ class Planned:
         options:     Options of XLA that it was compiled with.
     """
 
-    memory: Components
+    memory: Parts
     collectives: Collectives
     flops: Flops
     seconds: float

@@ -9,13 +9,13 @@ from jax.sharding import Mesh
 from configs.schema import RunConfig
 from launch.plan.estimate import MeshEstimate
 from launch.plan.options import PlanConfig
-from launch.plan.programs import Planned, ProgramName
-from launch.plan.rounds import RoundTimes
+from launch.plan.programs import Planned
 from launch.plan.traffic import Traffic
+from launch.predict.clock import RoundTimes
+from launch.predict.memory import USABLE, ProgramName
 from specjax.cost import HARDWARE
+from specjax.parallel.memory import gib
 
-# Fraction of a GPU's memory that programs can use: CUDA and the collectives need some too.
-USABLE = 0.95
 # Fraction that JAX reserves by default (XLA_PYTHON_CLIENT_MEM_FRACTION).
 BY_DEFAULT = 0.75
 # Section of the mesh that runs each program of an asynchronous run.
@@ -159,15 +159,7 @@ def as_json(
         "rounds": [each._asdict() for each in times],
         "alternatives": [vars(each) for each in tried],
         "meshes": [
-            {
-                "mesh": vars(each.config.mesh),
-                "microbatches": each.config.microbatches,
-                "memory_at_least": each.memory,
-                "weights_s": each.weights,
-                "plain_rounds_s": each.plain,
-                "drafted_rounds_s": each.drafted,
-                "update_s": each.update,
-            }
+            {"mesh": vars(each.config.mesh), "microbatches": each.config.microbatches, **each.figures}
             for each in estimates
         ],
     }
@@ -178,7 +170,3 @@ def _parts(programs: Mapping[ProgramName, Planned]) -> Iterator[tuple[str, Traff
     yield "one admission", programs["generate"].collectives.outer
     yield "one round", programs["generate"].collectives.turn
     yield "update", programs["update"].collectives.fixed
-
-
-def gib(size: float) -> str:
-    return f"{size / 2**30:,.1f}"

@@ -13,10 +13,10 @@ from launch.costs.cost_table import given_cells
 from launch.distillation.trainer import check_distillation
 from launch.errors import ConfigError, as_config_error, check_all
 from launch.evaluation.sampler import held_out_batch_size
+from launch.predict.refusals import check_rollout, check_training
 from launch.run.metric_log import check_wandb
 from launch.run.supervised_warmup import check_warmup
 from launch.setup.experiment import Experiment
-from launch.setup.memory import check_rollout, check_training
 from launch.setup.rollout_trace import trace_rollout
 from specjax.parallel import processes
 from specjax.train.config import check_carry_over, check_mixture

@@ -7,7 +7,7 @@ import jax
 from configs.schema import kind_of
 from launch.distillation.trainer import PASSES
 from launch.phases.progress import duration
-from launch.run.memory_outlook import describe_memory
+from launch.predict.outlook import describe_memory
 from launch.setup.experiment import Experiment
 from specjax.parallel.mesh import batch_shards
 from specjax.types import PyTree

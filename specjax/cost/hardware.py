@@ -66,6 +66,10 @@ class Hardware:
             raise ValueError(f"weight_bytes = {weight_bytes}: {self.name} has no such products; must be {allowed}")
         return flops
 
+    def between(self, devices: int) -> float:
+        """Return the bytes per second that each device of a group of so many sends to the others."""
+        return self.link if devices <= self.domain else self.network
+
 
 _XLA = "xla/backends/gpu/target_config/specs of openxla/xla"
 _LOCKWOOD = "glennklockwood.com/garden/processors"

@@ -47,8 +47,16 @@ class NetworkSheet:
     @property
     def parameters(self) -> int:
         """Return the parameters of all products, the vocabulary head's included; without embeddings and norms."""
-        experts = 0 if self.mixture is None else self.mixture.layers * self.mixture.experts * self.expert
-        return self.dense + experts + self.head
+        return self._multiplied(0 if self.mixture is None else self.mixture.experts)
+
+    @property
+    def active(self) -> int:
+        """Return the parameters that a token multiplies by."""
+        return self._multiplied(0 if self.mixture is None else self.mixture.active)
+
+    def _multiplied(self, experts: int) -> int:
+        layers = 0 if self.mixture is None else self.mixture.layers
+        return self.dense + layers * experts * self.expert + self.head
 
     def cache_bytes(self, each: int) -> int:
         """Return the bytes of keys and values of one position of one row. each: bytes of a number."""
@@ -85,7 +93,6 @@ class Deployment:
         cache_bytes:  Bytes of a number of the cache.
         factor_bytes: Bytes of a number as it is multiplied; None: as stored. specjax multiplies weights of 8 bits in
                       bfloat16, 2 bytes.
-        draft_tensor: Devices that share each product of the draft; None: `tensor`.
         draft_bytes:  Bytes of a weight of the draft; None: as for the policy, but at least 2.
     """
 
@@ -95,14 +102,13 @@ class Deployment:
     weight_bytes: int = 2
     cache_bytes: int = 2
     factor_bytes: int | None = None
-    draft_tensor: int | None = None
     draft_bytes: int | None = None
 
     @property
     def of_draft(self) -> "Deployment":
         """Return how the draft is spread and stored, as if it were a policy."""
         each = self.draft_bytes or max(self.weight_bytes, HEAD_BYTES)
-        return replace(self, tensor=self.draft_tensor or self.tensor, expert=1, weight_bytes=each)
+        return replace(self, expert=1, weight_bytes=each)
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,7 @@ def forward(
     head_flop = 1 / (hardware.peak(head_each) * efficiency.compute)
     # A layer exchanges twice: after attention and after its MLP. An all-reduce moves each number twice, in 2 bytes.
     exchanges = 2 * network.layers if span > 1 else 0
-    sent = hardware.link if span <= hardware.domain else hardware.network
+    sent = hardware.between(span)
     mixture = network.mixture
     experts, expert, expert_product = None, 0.0, 0.0
     if mixture is not None:

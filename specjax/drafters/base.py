@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.sampling import SamplingLaw
-from specjax.types import EightBit, Params, PolicyOutput, Prompts, PyTree, Rollout
+from specjax.types import Cache, EightBit, Params, PolicyOutput, Prompts, PyTree, Rollout
 
 DraftState = PyTree
 # A Python bool, or a traced one if draft lengths are chosen automatically.
@@ -102,6 +102,13 @@ class Drafter(Protocol):
     def eight_bit(self) -> EightBit | None:
         """Return the format of the kernels in the rollout's copy of the parameters; None: the compute dtype."""
         return None
+
+    def init_cache(self, rows: int, length: int, width: int) -> Cache:
+        """Return an empty cache as `start`'s state has it, for rows with room for `length` positions; by default none.
+
+        width: that of `start`. Memory is counted by it.
+        """
+        return ()
 
     def features(self, output: PolicyOutput) -> Float[Array, "B T F"]:
         """Return the features that the drafter reads from a forward of the policy; by default none, F = 0."""

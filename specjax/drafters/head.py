@@ -86,6 +86,10 @@ class FeatureDrafter(Drafter):
     def eight_bit(self) -> EightBit | None:
         return self.head.eight_bit
 
+    def init_cache(self, rows: int, length: int, width: int) -> Cache:
+        # A round writes `width` features, and what it drafts after the committed ones among them.
+        return self.head.init_cache(rows, length + 2 * width)
+
     def features(self, output: PolicyOutput) -> Array:
         return self.head.features(output)
 
@@ -97,7 +101,6 @@ class FeatureDrafter(Drafter):
         rows, length = prompts.tokens.shape
         zeros = jnp.zeros(rows, jnp.int32)
         return HeadState(
-            # A round writes `width` features, and what it drafts after the committed ones among them.
             cache=resize(self.fill(params, prompts, features, self.head.init_cache(rows, length)), 2 * width),
             visible_from=zeros,
             length=prompts.lengths - 1,

@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 from specjax.drafters.base import Anchors, Drafter, DraftLoss, DraftState, Flag, Memory, Proposal
 from specjax.sampling import SamplingLaw
-from specjax.types import EightBit, Params, PolicyOutput, Prompts
+from specjax.types import Cache, EightBit, Params, PolicyOutput, Prompts
 
 
 class PairState(NamedTuple):
@@ -44,6 +44,9 @@ class EitherDrafter(Drafter):
     @property
     def eight_bit(self) -> EightBit | None:
         return self.trained.eight_bit
+
+    def init_cache(self, rows: int, length: int, width: int) -> Cache:
+        return self.trained.init_cache(rows, length, width)
 
     def features(self, output: PolicyOutput) -> Array:
         return self.trained.features(output)

@@ -50,6 +50,10 @@ class ModelDrafter(Drafter):
 
     reads_only_tokens = True
 
+    def init_cache(self, rows: int, length: int, width: int) -> Cache:
+        # Draft steps write up to `width` tokens after the pending one, more than the policy's cache has room for.
+        return self.model.init_cache(rows, length + width)
+
     def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True) -> ModelState:
         return start_if(drafting, partial(self._start, params, prompts, width))
 
@@ -59,7 +63,6 @@ class ModelDrafter(Drafter):
         cache = self.model.init_cache(rows, prompts.tokens.shape[1])
         cache = self.model.apply(params.draft, prompts.tokens, zeros, cache, prompts.lengths - 1).cache
         return ModelState(
-            # Draft steps write up to `width` tokens after the pending one, more than the policy's cache has room for.
             cache=resize(cache, width),
             visible_from=zeros,
             length=prompts.lengths,

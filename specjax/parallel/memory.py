@@ -54,8 +54,8 @@ def check_memory(parts: Sequence[MemoryPart], mesh: Mesh) -> None:
         return
     largest = max(parts, key=lambda part: part.size)
     raise ValueError(
-        f"{largest.option} = {largest.value}: needs at least {_gib(needed)} per device, which has {_gib(present)}; "
-        f"{_gib(largest.size)} for {largest.name}; {largest.remedy}"
+        f"{largest.option} = {largest.value}: needs at least {gib(needed)} GiB per device, which has {gib(present)} "
+        f"GiB; {gib(largest.size)} GiB for {largest.name}; {largest.remedy}"
     )
 
 
@@ -113,5 +113,6 @@ def shard_shape(x: jax.Array | jax.ShapeDtypeStruct) -> tuple[int, ...]:
     return x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
 
 
-def _gib(size: int) -> str:
-    return f"{size / 2**30:,.1f} GiB"
+def gib(size: int | float) -> str:
+    """Return a size as text, in GiB."""
+    return f"{size / 2**30:,.1f}"

@@ -13,7 +13,7 @@ import pytest
 import benchmarks.simulation.answer
 from benchmarks.simulate import main
 from benchmarks.simulation.answer import SHRINKING, break_even, resolve_pair, run, worth_of_training
-from benchmarks.simulation.machine import NETWORK, adapter_parameters, memory, round_costs, sheet_model, stages
+from benchmarks.simulation.machine import adapter_parameters, memory, round_costs, sheet_model, stages
 from benchmarks.simulation.point import Point
 from benchmarks.simulation.rollout import simulate
 from benchmarks.simulation.uncertainty import Range, in_the_middle, input_ranges, interval, sample_answers
@@ -23,7 +23,7 @@ from launch.errors import ConfigError
 from models.decoder import init_decoder
 from models.lora import LoraConfig, adapted_layers
 from models.published import DECODERS
-from specjax.cost import find_engine
+from specjax.cost import find_engine, find_hardware
 from tests.benchmarks.points import NONE, SMALL, check_table, read_options, run_drafted, run_plain, speedups
 from tests.documents import ROOT, blocks
 from tests.refusals import refuses
@@ -192,7 +192,7 @@ def test_adapters_take_a_third_less_training_and_their_own_state(model: str):
     assert adapter_parameters(adapted) == parameters
     before, after = (stages(point, 1e6, 4) for point in (full, adapted))
     assert after.train == pytest.approx(before.train * 4 / 6) and after.logprob == pytest.approx(before.logprob)
-    assert after.movement == pytest.approx(parameters * 2 / NETWORK)
+    assert after.movement == pytest.approx(parameters * 2 / find_hardware(adapted.hardware).network)
     frozen, trained = (memory(replace(point, engine="specjax", lag=0), 0) for point in (adapted, full))
     assert frozen.weights == trained.weights and frozen.training < trained.training / 3
     assert resolve_pair(Point(gpus=1, sequences=64, lora_rank=32), NONE)[1].lora_rank == 32

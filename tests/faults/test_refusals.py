@@ -14,9 +14,9 @@ import launch.run.checks as checks
 from configs.schema import AsynchronousConfig, DraftConfig, ModelConfig
 from configs.tiny import config as tiny
 from launch.errors import ConfigError
+from launch.predict.refusals import check_rollout
 from launch.setup.checks import check_experts
 from launch.setup.experiment import Experiment, build_experiment
-from launch.setup.memory import check_rollout
 from models.files import read_json
 from specjax.parallel.mesh import MeshConfig
 from specjax.rollout.speculative import speculative_rollout

@@ -233,7 +233,7 @@ def test_the_memory_of_both_kinds_of_step_is_checked(monkeypatch: pytest.MonkeyP
         if len(checked) % 4 == 0:
             raise ValueError("enough = 4: checked")
 
-    monkeypatch.setattr("launch.setup.memory.check_memory", check)
+    monkeypatch.setattr("launch.predict.refusals.check_memory", check)
     for lag in (0, 2):
         config = parse_run(argv("tiny", SMALL | {"--asynchronous.lag": str(lag)}), "", "")
         experiment = build_experiment(config, asynchronous=True)
@@ -241,9 +241,9 @@ def test_the_memory_of_both_kinds_of_step_is_checked(monkeypatch: pytest.MonkeyP
             launch.compare.compare(experiment, CompareArgs())
     for meshes in ([mesh for _, mesh in checked[:4]], [mesh for _, mesh in checked[4:]]):
         assert meshes == [experiment.rollout_mesh, *[experiment.mesh] * 3]
-    (copies, waiting, *_), (more_copies, more_waiting, *_) = checked[0][0], checked[4][0]
+    (copies, parts, waiting, *_), (more_copies, more_parts, more_waiting, *_) = checked[0][0], checked[4][0]
     # The parts of a copy on one device are as large as itself.
-    assert more_copies == 4 * copies and waiting == 0 < more_waiting
+    assert (more_copies, more_parts) == (3 * copies, copies) and parts == waiting == 0 < more_waiting
 
 
 def test_the_law_of_amdahl():

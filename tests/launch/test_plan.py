@@ -13,26 +13,30 @@ import launch.train
 from configs.override import override
 from configs.schema import RunConfig
 from launch.cli.recipes import load_recipe
+from launch.costs.round_timer import first_rows
 from launch.errors import RunStopped
 from launch.plan import devices
 from launch.plan.__main__ import main
 from launch.plan.alternatives import alternatives
 from launch.plan.estimate import MeshEstimate, estimate
 from launch.plan.flops import Flops, flops
-from launch.plan.memory import TEMPORARIES, Components, checkpoint_copy, known_components
+from launch.plan.memory import TEMPORARIES, known_components
 from launch.plan.options import PlanArgs, PlanConfig
-from launch.plan.programs import Plan, Planned, ProgramName, compile_by_any
+from launch.plan.programs import Plan, Planned, compile_by_any
 from launch.plan.report import as_json, memory_table, round_table
-from launch.plan.rounds import round_times
 from launch.plan.traffic import Collectives, Traffic
+from launch.predict.clock import round_times
+from launch.predict.memory import PROGRAMS, Parts, ProgramName, checkpoint_copy, of_step_rollout
 from launch.setup.experiment import Experiment, abstract_experiment
 from launch.setup.state import abstract_state
 from models.config import ExpertsConfig
 from models.files import read_json
 from specjax.cost import HARDWARE
 from specjax.parallel.memory import bytes_per_device
-from specjax.parallel.mesh import MeshConfig, disjoint_mesh, make_mesh
+from specjax.parallel.mesh import MeshConfig, batch_shards, disjoint_mesh, make_mesh
+from specjax.rollout.rounds import Decoding
 from specjax.testing.hlo import Program, collectives
+from specjax.types import LayerCache, Params, Prompts, PyTree
 from tests.documents import ROOT, blocks
 from tests.launch.programs import FEW, SMALLEST, Refusal, argv, changes, finish, start
 from tests.refusals import assert_refused
@@ -55,7 +59,7 @@ TWO_MESHES = override(TWO_NETWORKS, changes(f"{AHEAD} --asynchronous.rollout-mes
 def test_a_plan():
     config, experiment = CONFIG, abstract_experiment(CONFIG, make_mesh(CONFIG.mesh))
     plan = Plan(experiment)
-    found = {name: plan.program(name) for name in get_args(ProgramName)}
+    found = {name: plan.program(name) for name in PROGRAMS}
     lines = [*memory_table(found, capacity=max(each.total for each in found.values()) + 1)]
     assert lines[-1].startswith("does not fit")
     assert [*memory_table(found, 2**40)][-1] == "fits"
@@ -179,10 +183,10 @@ def experiment_of(config: RunConfig) -> Experiment:
     return abstract_experiment(config, mesh, None if ahead.lag is None else disjoint_mesh(ahead.rollout_mesh, mesh))
 
 
-def planned_memory(config: RunConfig) -> dict[ProgramName, Components]:
+def planned_memory(config: RunConfig) -> dict[ProgramName, Parts]:
     experiment = experiment_of(config)
     state = abstract_state(experiment)
-    return {name: known_components(name, experiment, state) for name in get_args(ProgramName)}
+    return {name: known_components(name, experiment, state) for name in PROGRAMS}
 
 
 def test_each_program_of_an_asynchronous_step_is_compiled_for_its_own_mesh():
@@ -303,19 +307,38 @@ def test_gpus_are_described_to_xla_by_their_sheets():
         assert line in text
 
 
+def traced_caches(experiment: Experiment) -> int:
+    """Return the bytes per device of the caches with which a rollout starts, in the phase that needs most."""
+    config, networks, mesh = experiment.config, experiment.networks, experiment.rollout_mesh
+    prompts = experiment.abstract_prompts(config.data.prompts // batch_shards(mesh))
+    phase = max(experiment.phases, key=lambda phase: phase.slots * phase.window)
+
+    def start(params: Params, prompts: Prompts) -> tuple[PyTree, PyTree]:
+        decoding = Decoding(networks.policy, networks.drafter, params, config.rollout)
+        state = first_rows(decoding, prompts, phase, blank=True)
+        return state.cache, state.draft
+
+    shapes = jax.eval_shape(start, replace(networks.params, memory=()), prompts)
+    leaves = jax.tree.leaves(shapes, is_leaf=lambda x: isinstance(x, LayerCache))
+    return bytes_per_device([x for x in leaves if isinstance(x, LayerCache)]) // mesh.shape["tensor"]
+
+
 def test_rounds_of_a_plan_take_what_the_sheet_says():
-    """Each kind of draft has a sheet; devices of the tensor axis share a round's work."""
+    """Each kind of draft has a sheet and a cache; devices of the tensor axis share a round's work."""
     shown = []
     kinds: list[dict[str, Any]] = [
         {"draft.kind": "none", "rollout.draft_length": 0},
         {},
         {"draft.kind": "mtp", "draft.mtp_convention": "mimo"},
+        {"draft.kind": "dflash"},
         {"draft.kind": "model", "draft.unroll": 3, "draft.architecture": CONFIG.model.architecture},
     ]
     for kind in kinds:
         experiment = abstract_experiment(override(CONFIG, kind), make_mesh(CONFIG.mesh))
         times = round_times(experiment, HARDWARE["h100"])
         assert [each[:2] for each in times] == [*experiment.phases]
+        phased = replace(experiment, config=override(experiment.config, {"rollout.phases": ((2, 8), (1, 64))}))
+        assert of_step_rollout(phased)["caches"] == traced_caches(phased)
         assert [*times[0].seconds] == sorted({0, *experiment.config.rollout.lengths})
         assert [*round_table(times)][0].startswith("a round by the hardware sheet, ms")
         shown.append(times[0].seconds)

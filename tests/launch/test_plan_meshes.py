@@ -16,14 +16,14 @@ from launch.plan import devices
 from launch.plan.__main__ import main
 from launch.plan.alternatives import smaller_rollouts
 from launch.plan.bound import check_bound
-from launch.plan.estimate import ACCEPTANCE, MeshEstimate, estimate
+from launch.plan.estimate import MeshEstimate, estimate
 from launch.plan.flops import Flops
 from launch.plan.meshes import by_seconds, sensible_meshes, with_mesh
 from launch.plan.options import PlanConfig
-from launch.plan.programs import Planned, ProgramName
-from launch.plan.report import USABLE
-from launch.plan.rounds import deployment_on, round_times
+from launch.plan.programs import Planned
 from launch.plan.traffic import Collectives, Traffic
+from launch.predict.clock import ACCEPTANCE, deployment_on, round_times
+from launch.predict.memory import USABLE, ProgramName
 from launch.setup.experiment import Experiment, abstract_experiment
 from models.files import read_json
 from specjax.cost import HARDWARE

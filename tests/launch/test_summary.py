@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from configs.override import override
-from launch.run import memory_outlook
-from launch.run.memory_outlook import describe_memory, expected_on_cpus
+from launch.predict import outlook
+from launch.predict.outlook import describe_memory, expected_on_cpus
 from launch.run.summary import next_look, summarize
 from launch.setup.experiment import Experiment, abstract_experiment, build_experiment
 from models.config import DecoderConfig
@@ -46,10 +46,10 @@ def test_row_105_a_machine_without_the_memory_of_a_run_is_warned_of(monkeypatch:
     config = override(config, {"rollout.max_new_tokens": 64, "rollout.draft_length": 4})
     whole = abstract_experiment(config, make_mesh(MeshConfig()))
     for present, warns in ((8 * 10**9, True), (16 * 10**9, False)):
-        monkeypatch.setattr(memory_outlook, "host_memory", lambda present=present: present)
+        monkeypatch.setattr(outlook, "host_memory", lambda present=present: present)
         line = describe_memory(whole)
         assert line.startswith(
-            f"memory: about 8.9 GiB of this machine's {present / 2**30:.1f} GiB (2.5 for the process"
+            f"memory: about 9.1 GiB of this machine's {present / 2**30:.1f} GiB (2.5 for the process"
         )
         assert ("WARNING: the system may kill the process" in line) is warns
     unsaved = replace(whole, config=override(whole.config, {"checkpoint.every": 0}))

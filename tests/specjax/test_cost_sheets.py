@@ -149,8 +149,8 @@ def test_devices_share_weights_heads_and_experts():
     assert same.experts is not None and same.experts.replicas == 1
     assert same.expert == pytest.approx(spread.expert)
     assert same.expert_product == pytest.approx(spread.expert_product / 4)
-    # A draft is spread and stored by itself: in 2 bytes beside a policy in 8 bits, unless it is said.
-    stored = Deployment(tensor=8, weight_bytes=1, draft_tensor=2)
+    # A draft is stored by itself: in 2 bytes beside a policy in 8 bits, unless it is said.
+    stored = Deployment(tensor=2, weight_bytes=1)
     draft = eagle3_sheet(eagle3_config(name)).network
     for deployment, each in ((stored, 2), (replace(stored, draft_bytes=1), 1)):
         weights = model_of(name, hardware, deployment, Efficiency(bandwidth=1.0)).later.weights

@@ -14,7 +14,7 @@ from benchmarks.bench.report import NO_ROOM, BenchSection, Row, cell_by_cell, ra
 from benchmarks.bench.stubs import FreeDrafter
 from benchmarks.bench.timers import round_timer
 from launch.timing import time_call, turn_by_turn
-from models.config import DecoderConfig
+from models.sheets import decoder_sheet
 from specjax.cost import Cell, fit, relative_errors
 from specjax.drafters import Drafter, NoDrafter
 from specjax.types import Policy, PyTree
@@ -31,6 +31,7 @@ Kind = tuple[str, int]
 def floor(networks: BenchNetworks, preset: Preset) -> Iterator[BenchSection]:
     """Measure autoregressive decoding: tokens/s, and the memory-bandwidth floor over the measured time."""
     copy, weights = CopyBandwidth(), read_bytes(networks.policy, networks.trained.policy)
+    position = decoder_sheet(networks.decoder).cache_bytes(networks.policy.dtype.itemsize)
 
     def measure(context: int, batch: int) -> Iterator[list[Row]]:
         no_drafter = NoDrafter()
@@ -38,7 +39,7 @@ def floor(networks: BenchNetworks, preset: Preset) -> Iterator[BenchSection]:
         timer = round_timer(networks, no_drafter, batch, context, kinds, preset.rounds)
         # Interleaved, so that a slowdown of the machine affects both alike.
         runs = timer.start(networks.params) | {"copy": copy.measure}
-        cache = cache_bytes(networks.decoder, batch, context + preset.rounds // 2)
+        cache = batch * (context + preset.rounds // 2) * position
         for measured in turn_by_turn(runs, preset.repeats):
             floor_s = [(weights + cache) / bandwidth for bandwidth in measured["copy"]]
             row: Row = {
@@ -220,9 +221,3 @@ def read_bytes(policy: Policy, params: PyTree) -> int:
     """Return the bytes of parameters that a round reads: all but an embedding that is not tied to the output layer."""
     total = sum(x.size for x in jax.tree.leaves(params))
     return policy.dtype.itemsize * (total - params["embed"]["embedding"].size if "head" in params else total)
-
-
-def cache_bytes(decoder: DecoderConfig, rows: int, positions: int) -> int:
-    """Return the bytes of the cached keys and values of `rows` rows of `positions` positions."""
-    bytes_per_layer = 2 * decoder.num_kv_heads * decoder.head_dim * jnp.dtype(decoder.dtype).itemsize
-    return decoder.num_layers * rows * positions * bytes_per_layer
