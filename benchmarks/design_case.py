@@ -1,6 +1,7 @@
-"""Compute what this design would gain on the paper's machine, by arithmetic: docs/case_2026_11_26.md has the result.
+"""Compute what this design would gain on the paper's machine, by arithmetic.
 
 Run from the repository's root: python -m benchmarks.design_case
+benchmarks/simulator_validation/case_2026_11_26.md has the result.
 """
 
 from dataclasses import replace

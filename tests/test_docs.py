@@ -24,6 +24,7 @@ GUIDES = ("cost_model.md", "drafters.md", "huggingface.md", "rewards.md", "rollo
 # Their commands also run, on networks of almost no size.
 WITH_COMMANDS = ("huggingface.md", "rewards.md")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+PAGES += sorted(ROOT.glob("benchmarks/**/*.md"))
 PAGES = [page for page in PAGES if printed_commands(page.read_text())]
 RESULTS = [path for ending in ("txt", "json") for path in sorted((ROOT / "benchmarks/results").rglob(f"*.{ending}"))]
 RESULTS = [path for path in RESULTS if "python -m" in path.read_text()]

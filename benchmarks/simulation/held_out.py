@@ -35,4 +35,5 @@ def coverage_line(engine: str) -> str:
     """Return the line that stands beside an answer."""
     counts = coverage(engine, results()["cells"]).items()
     held = ", ".join(f"{held} of {of} {group}" for group, (held, of) in counts)
-    return f"held out, its 90% intervals with engine {engine} held {held}: docs/validation.md"
+    page = "benchmarks/simulator_validation/validation.md"
+    return f"held out, its 90% intervals with engine {engine} held {held}: {page}"

@@ -1,4 +1,4 @@
-"""Hold benchmarks.simulate against every measured number that we know: writes docs/validation.md and the results.
+"""Hold benchmarks.simulate against every measured number that we know: writes validation.md beside it and the results.
 
 Run from the repository's root: python -m benchmarks.simulator_validation
 """

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.simulation.held_out import coverage
 from specjax.cost import ENGINES
 
-PAGE = Path(__file__).parents[2] / "docs" / "validation.md"
+PAGE = Path(__file__).with_name("validation.md")
 READ = {
     "generation_speedup": "speed-up of generation",
     "step_speedup": "speed-up of a step",
@@ -17,10 +17,10 @@ READ = {
 }
 INTRODUCTION = """# The simulator against measured numbers
 
-Every measured number that a command line of `benchmarks.simulate` ([simulator.md](simulator.md)) can ask for, beside
-what it answers. Written by `python -m benchmarks.simulator_validation`, which asks through the same function as the
-command; do not edit it. A test asks again. The line about held-out numbers beside each answer is read from the same
-results, `benchmarks/results/simulator_validation.json`.
+Every measured number that a command line of `benchmarks.simulate` ([simulator.md](../../docs/simulator.md)) can ask
+for, beside what it answers. Written by `python -m benchmarks.simulator_validation`, which asks through the same
+function as the command; do not edit it. A test asks again. The line about held-out numbers beside each answer is read
+from the same results, `benchmarks/results/simulator_validation.json`.
 
 An answer is the value in the middle of the ranges of its inputs, and its 90% interval. One of these inputs,
 `drafted_factor`, is how far off rounds with drafts were: the error that nine of ten measured numbers stay below. For
