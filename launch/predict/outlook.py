@@ -20,7 +20,7 @@ def describe_memory(experiment: Experiment) -> str:
     if experiment.mesh.devices.flat[0].platform != "cpu":
         state = abstract_state(experiment)
         programs = {name: needed(name, experiment, state) for name in PROGRAMS}
-        name = max(programs, key=lambda name: sum(programs[name].values()))
+        name = max(PROGRAMS, key=lambda name: sum(programs[name].values()))
         sizes, present = programs[name], device_memory(program_mesh(name, experiment))
         return f"memory: at least {gib(sum(sizes.values()))} GiB of a device's {gib(present)} GiB{_named(sizes)}"
     sizes = expected_on_cpus(experiment)
