@@ -146,7 +146,8 @@ def _join(parts: Sequence[Observed]) -> Observed:
 
 
 def _concatenate(parts: Sequence[Drafted]) -> Drafted:
-    nothing = Drafted(*[np.zeros(0, int)] * 3, np.zeros(0, bool))
+    empty = np.zeros(0, int)
+    nothing = Drafted(empty, empty, empty, empty > 0)
     return Drafted(*map(np.concatenate, zip(nothing, *parts, strict=True)))
 
 
