@@ -146,8 +146,8 @@ def _join(parts: Sequence[Observed]) -> Observed:
 
 
 def _concatenate(parts: Sequence[Drafted]) -> Drafted:
-    none = np.zeros(0, int)
-    nothing = Drafted(none, none, none, none > 0)
+    empty = np.zeros(0, int)
+    nothing = Drafted(empty, empty, empty, empty > 0)
     return Drafted(*map(np.concatenate, zip(nothing, *parts, strict=True)))
 
 

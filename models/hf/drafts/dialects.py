@@ -133,7 +133,8 @@ def split_fields(fields: Mapping[str, Any], form: Format) -> tuple[dict[str, Any
     if form.inner is not None:
         inner = nested(fields, form.inner[0])
         refuse_unknown(inner, form.inner[1], f"{form.inner[0]}.")
-    _check_repeated(fields, layer)
+    if "target_hidden_size" in form.fields:
+        _check_repeated(fields, layer)
     stated = {**fields, **inner}
     missing = {name: value for name, value in form.defaults.items() if stated.get(name) is None}
     return {**stated, **missing, **form.fixed}, layer
