@@ -19,10 +19,10 @@ def describe_memory(experiment: Experiment) -> str:
     """
     if experiment.mesh.devices.flat[0].platform != "cpu":
         state = abstract_state(experiment)
-        programs = {name: needed(name, experiment, state) for name in PROGRAMS}
-        name = max(PROGRAMS, key=lambda name: sum(programs[name].values()))
-        sizes, present = programs[name], device_memory(program_mesh(name, experiment))
-        return f"memory: at least {gib(sum(sizes.values()))} GiB of a device's {gib(present)} GiB{_named(sizes)}"
+        programs = ((needed(name, experiment, state), program_mesh(name, experiment)) for name in PROGRAMS)
+        sizes, mesh = max(programs, key=lambda program: sum(program[0].values()))
+        least, present = gib(sum(sizes.values())), gib(device_memory(mesh))
+        return f"memory: at least {least} GiB of a device's {present} GiB{_named(sizes)}"
     sizes = expected_on_cpus(experiment)
     expected, present = sum(sizes.values()), host_memory()
     line = f"memory: about {gib(expected)} GiB of this machine's {gib(present)} GiB{_named(sizes)}"
@@ -36,7 +36,7 @@ def describe_memory(experiment: Experiment) -> str:
 
 def expected_on_cpus(experiment: Experiment) -> dict[str, int]:
     """Return the bytes that a process on CPUs is expected to hold at its peak, an update, by what takes them."""
-    sizes, state, devices = {"the process": PROCESS_BYTES}, abstract_state(experiment), experiment.mesh.local_devices
+    sizes, state = {"the process": PROCESS_BYTES}, abstract_state(experiment)
     # An asynchronous run generates meanwhile, on other devices of the same memory.
     for name in ("update",) if experiment.rollout_mesh is experiment.mesh else PROGRAMS:
         local = len(program_mesh(name, experiment).local_devices)
@@ -44,7 +44,7 @@ def expected_on_cpus(experiment: Experiment) -> dict[str, int]:
             sizes[part] = sizes.get(part, 0) + size * COPIES_ON_CPUS.get(part, 1) * local
     if experiment.config.checkpoint.every:
         # Written in the background, while the next steps run.
-        sizes["a checkpoint being saved"] = checkpoint_copy(state, len(devices))
+        sizes["a checkpoint being saved"] = checkpoint_copy(state, len(experiment.mesh.local_devices))
     return sizes
 
 
