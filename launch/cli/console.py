@@ -19,9 +19,16 @@ class ProgressConsole(Console):
                      for each.
     """
 
+    in_notebook = False
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.in_notebook, self.is_jupyter = self.is_jupyter, False
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether lines can be redrawn by control codes: not in a notebook, though its FORCE_COLOR asks for them."""
+        return not self.in_notebook and super().is_terminal
 
     def print(self, *objects: Any, **options: Any) -> None:
         note_progress()

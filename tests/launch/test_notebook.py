@@ -64,11 +64,12 @@ def displays(monkeypatch: pytest.MonkeyPatch) -> list[Display]:
     return shown
 
 
-@pytest.mark.parametrize(("seconds", "texts"), [(0.1, 3), (1.5, 11), (20.0, 11)])
+@pytest.mark.parametrize(("seconds", "texts"), [(0.15, 3), (1.5, 11), (20.0, 11)])
 def test_a_notebook_gets_one_line_that_changes(
     seconds: float, texts: int, displays: list[Display], monkeypatch: pytest.MonkeyPatch
 ):
     now = [0.0]
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as a kernel does
     monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
     output = io.StringIO()
     console = ProgressConsole(file=output, force_jupyter=True)
