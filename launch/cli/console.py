@@ -27,7 +27,7 @@ class ProgressConsole(Console):
 
     @property
     def is_terminal(self) -> bool:
-        """Whether lines can be redrawn by control codes: not in a notebook, though its FORCE_COLOR asks for them."""
+        """False in a notebook, which does not obey control codes, though its FORCE_COLOR asks for them."""
         return not self.in_notebook and super().is_terminal
 
     def print(self, *objects: Any, **options: Any) -> None:
