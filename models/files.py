@@ -27,7 +27,7 @@ def optional(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(f"{module} is not installed: pip install -e '.[hf]' in the clone") from error
+        raise ImportError(f"{module} is not installed: pip install -e '.[hf]' in a clone") from error
 
 
 def check_file(path: Path) -> None:

@@ -1,5 +1,6 @@
 """Parser of command lines into typed configurations."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, replace
 from types import NoneType
@@ -65,7 +66,8 @@ def parse_run_and(
     settable = [field for field in all_fields if reads(reading, field.path) and not reads(RECIPE_ONLY, field.path)]
     programs_own = [_ALGORITHM_OPTION] if reads(reading, "loss.function") else []
     programs_own += fields_of(kind)
-    overview = overview_parser(f"{prog} CONFIG [--option VALUE ...]", description, programs_own, sections_of(settable))
+    usage = f"{_as_started(prog)} CONFIG [--option VALUE ...]"
+    overview = overview_parser(usage, description, programs_own, sections_of(settable))
     elsewhere = {
         field.flag: f"set {field.path} in a recipe file"
         if reads(RECIPE_ONLY, field.path)
@@ -137,8 +139,13 @@ def parse(kind: type[T], argv: Sequence[str], prog: str, description: str | None
     Raises ConfigError for bad input; --help raises SystemExit(0).
     """
     fields = list(fields_of(kind))
-    parser = Parser(prog=prog, description=description or summary(kind), add_help=True)
+    parser = Parser(prog=_as_started(prog), description=description or summary(kind), add_help=True)
     for field in fields:
         field.add_to(parser, positional=field.default is MISSING)
     with as_config_error():
         return kind(**defaults | parser.read(argv, fields, {}))
+
+
+def _as_started(prog: str) -> str:
+    """Return the words that started a program: `specjax train` (launch.__main__), or `prog`."""
+    return sys.argv[0] if sys.argv[0].endswith(f" {prog.rpartition('.')[2]}") else prog

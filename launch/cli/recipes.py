@@ -5,13 +5,14 @@ import runpy
 from dataclasses import replace
 from pathlib import Path
 
+import configs
 from configs.from_json import from_json, without_idle_options
 from configs.schema import HostsConfig, RunConfig
 from launch.cli.paths import CONFIG_FILE
 from launch.errors import ConfigError
 from models.files import read_json
 
-RECIPES = Path(__file__).parents[2] / "configs"
+RECIPES = Path(configs.__path__[0])
 
 
 def recipes() -> list[str]:

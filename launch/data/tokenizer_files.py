@@ -26,7 +26,7 @@ def load_tokenizer(directory: Path) -> Any:
         from transformers import AutoTokenizer
     except ImportError:
         raise ConfigError(
-            f"model.path = {directory}: its tokenizer needs transformers: pip install -e '.[hf]' in the clone"
+            f"model.path = {directory}: its tokenizer needs transformers: pip install -e '.[hf]' in a clone"
         ) from None
     try:
         # Without trust_remote_code, transformers may ask on stdin whether to run the model's own code.

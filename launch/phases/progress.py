@@ -1,23 +1,25 @@
-"""Progress of a long phase (n of N, tokens/s, time left) as one line, for a terminal or for a log."""
+"""Progress of a long phase (n of N, tokens/s, time left) as one line, for a terminal, a notebook or a log."""
 
 import threading
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Self
 
 from rich.console import Console
 from rich.status import Status
 
-from launch.console import console
+from launch.console import NotebookLine, ProgressConsole, console
 from launch.jobs.silence import note_progress
 from launch.phases.run_clock import run_part
 
 LOG_EVERY_S = 10.0
+NOTEBOOK_EVERY_S = 1.0
 
 
 class Progress:
-    """Progress of one phase. A terminal shows a line that changes; a log gets a line at most every LOG_EVERY_S.
+    """Progress of one phase: a line that changes in a terminal or notebook, a line every LOG_EVERY_S in a log.
 
     Args:
         name:  name of the phase, for example "distillation".
@@ -38,8 +40,11 @@ class Progress:
         self._seconds, self._units, self._tokens = 0.0, 0, 0
         self._note = ""
         self._status: Status | None = None
+        # For lines that stay: a terminal gets one, at the end.
+        self._print: Callable[[str], None] = NotebookLine().print if _in_notebook(console) else console.print
+        self._every_s = NOTEBOOK_EVERY_S if _in_notebook(console) and not quiet else LOG_EVERY_S
         self._printed = 0.0
-        # Units done in the last line of a log.
+        # Units done in the last line that was printed.
         self._logged = -1
         self._late: threading.Timer | None = None
         self._part = ExitStack()
@@ -69,7 +74,7 @@ class Progress:
         if self._late is not None:
             self._late.cancel()
         if kind is None and not short and self._logged != self.done:
-            self._console.print(self._line())
+            self._print(self._line())
 
     def advance(self, units: int = 1, tokens: int = 0, note: str = "", program: Hashable = None) -> None:
         """Count finished units and their tokens, generated or trained on.
@@ -87,14 +92,14 @@ class Progress:
             self._units, self._tokens = self._units + units, self._tokens + tokens
         self._programs.add(program)
         self._last_end = now
-        if self._status is not None or now - self._printed >= LOG_EVERY_S:
+        if self._status is not None or now - self._printed >= self._every_s:
             self._show(self._line())
 
     def _show(self, line: str) -> None:
         self._printed = time.perf_counter()
         if self._status is None:
             self._logged = self.done
-            self._console.print(line)
+            self._print(line)
         else:
             self._status.update(line)
 
@@ -114,11 +119,12 @@ class Progress:
 def showing_elapsed(name: str, every_s: float = 3 * LOG_EVERY_S, console: Console = console) -> Iterator[None]:
     """Print how long the block has taken so far, now and then, where nothing tells how much of it is done."""
     start, ended = time.perf_counter(), threading.Event()
+    # Not counted as progress: a step that hangs is to be found.
+    print_line = NotebookLine().print if _in_notebook(console) else partial(Console.print, console)
 
     def show() -> None:
         while not ended.wait(every_s):
-            # Not counted as progress: a step that hangs is to be found.
-            Console.print(console, f"{name}: {duration(time.perf_counter() - start)} so far ..")
+            print_line(f"{name}: {duration(time.perf_counter() - start)} so far ..")
 
     thread = threading.Thread(target=show, daemon=True)
     thread.start()
@@ -127,6 +133,10 @@ def showing_elapsed(name: str, every_s: float = 3 * LOG_EVERY_S, console: Consol
     finally:
         ended.set()
         thread.join()
+
+
+def _in_notebook(console: Console) -> bool:
+    return isinstance(console, ProgressConsole) and console.in_notebook
 
 
 def duration(seconds: float) -> str:

@@ -119,7 +119,7 @@ def absent_gpus(name: str, count: int = 1, per_host: int | None = None) -> list[
     """Return devices to compile for. name: of a sheet with a chip. Raises ConfigError without jax's CUDA plugin."""
     if not any(map(importlib.util.find_spec, PLUGINS)):
         raise ConfigError(
-            f"plan.gpu = {name}: needs jax's CUDA plugin (pip install -e '.[cuda]' in the clone); without it, "
+            f"plan.gpu = {name}: needs jax's CUDA plugin (pip install -e '.[cuda]' in a clone); without it, "
             "--plan.gpu cpu compiles for CPUs, which need 2.5 to 3 times a GPU's temporary memory"
         )
     gpu = HARDWARE[name]

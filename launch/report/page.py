@@ -21,7 +21,7 @@ from specjax.parallel import processes
 from specjax.types import Writer
 
 REPORT_FILE = "report.html"
-# In a clone. The page names them where they are absent.
+# In a clone. The page names them where they are absent, as beside installed packages.
 DOCS = Path(__file__).parents[2] / "docs"
 WRITERS = {
     Writer.POLICY: "policy, without a draft (the first token, and all at draft length 0)",
@@ -52,7 +52,8 @@ def write_report(directory: Path) -> Path:
         for name in ("style.css", "script.js")
     )
     # "<" could end the element that holds the data.
-    data = report_data(run, directory) | {"docs": os.path.relpath(DOCS, directory) if DOCS.is_dir() else None}
+    explained = (DOCS / "troubleshooting.md").is_file()
+    data = report_data(run, directory) | {"docs": os.path.relpath(DOCS, directory) if explained else None}
     encoded = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     page = PAGE.format(title=escape(run.name), style=style, text=_as_text(data), script=script, data=encoded)
     # The name may hold half of a surrogate pair, which UTF-8 cannot encode.

@@ -63,7 +63,7 @@ class MathScorer:
         try:
             from math_verify import parse, verify
         except ImportError:
-            raise ImportError("math-verify is not installed: pip install -e '.[hf]' in the clone") from None
+            raise ImportError("math-verify is not installed: pip install -e '.[hf]' in a clone") from None
         # Otherwise every worker warns that math-verify's timeouts are off.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
         self._parse, self._verify = parse, verify

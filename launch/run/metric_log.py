@@ -207,7 +207,7 @@ def _load_wandb(project: str) -> Any:
         return importlib.import_module("wandb")
     except ImportError:
         raise ConfigError(
-            f"log.wandb_project = {project}: wandb is not installed: pip install -e '.[wandb]' in the clone"
+            f"log.wandb_project = {project}: wandb is not installed: pip install -e '.[wandb]' in a clone"
         ) from None
     except FAILURES as error:
         raise ConfigError(f"log.wandb_project = {project}: wandb cannot be imported: {_reason(error)}") from error

@@ -107,7 +107,7 @@ def test_a_missing_repository_is_one_line(hub: LocalHub, tmp_path: Path, monkeyp
     with refuses(f"data.train = {DATA}:...`hf download {DATA} --repo-type dataset`", ConfigError):
         read_problems(DATA, *FIELDS)
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with refuses(f"model.path = {MODEL}: ...pip install -e '.[hf]' in the clone", ConfigError):
+    with refuses(f"model.path = {MODEL}: ...pip install -e '.[hf]' in a clone", ConfigError):
         checkpoint_directory("model.path", MODEL)
 
 

@@ -76,7 +76,7 @@ def test_a_small_model_of_no_known_family_cannot_be_written(drawn: Networks, mon
     with refuses("draft.kind = model: its network cannot be written: qk_norm = True, qkv_bias = True:", ConfigError):
         odd.check_writable()
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    with refuses("draft.kind = model: ...pip install -e '.[hf]' in the clone", ConfigError):
+    with refuses("draft.kind = model: ...pip install -e '.[hf]' in a clone", ConfigError):
         drawn.draft.check_writable()
 
 
