@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import jax
 import pytest
 
 from tests.conftest import FLAGS
@@ -57,13 +56,7 @@ def start_job(
 
     hosts: command prefix of each process.
     """
-    cache = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
-    flags = FLAGS.replace("device_count=8", f"device_count={devices}")
-    environment = os.environ | {
-        "XLA_FLAGS": flags,
-        "JAX_COMPILATION_CACHE_DIR": cache,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05",
-    }
+    environment = os.environ | {"XLA_FLAGS": FLAGS.replace("device_count=8", f"device_count={devices}")}
     coordinator = f"{address}:{port or free_port()}"
     options = ["--hosts.coordinator", coordinator, "--hosts.count", str(count), "--hosts.index"]
     return [

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from specjax.drafters import Drafter
 from specjax.parallel import processes
-from specjax.parallel.mesh import BATCH_AXES
+from specjax.parallel.mesh import BATCH_AXES, shapes_on
 from specjax.program import Program
 from specjax.rewards import HostReward, RewardFn
 from specjax.rollout.generate import RolloutFn, abstract_prompts, place
@@ -121,14 +121,16 @@ class TrainStep:
     def _update_args(
         self, state: TrainState, prompts: Prompts, rollout: Rollout
     ) -> tuple[TrainState, Prompts, Rollout, Reward]:
-        """Return what `update` is traced for. Only shapes and dtypes of the rollout are read."""
+        """Return what `update` is traced for. Shardings are those of its calls: with others it is another program."""
         prompts = abstract_prompts(prompts, self._mesh)
+        if self._of_rollout is not None:
+            rollout = shapes_on(self._of_rollout, rollout)
         if isinstance(self._stages.reward_fn, HostReward):
             scores = self._stages.reward_fn.shapes(rollout)
         else:
             with jax.set_mesh(self._mesh):
                 scores = jax.eval_shape(self._stages.reward, rollout, prompts)
-        return state, prompts, rollout, scores
+        return state, prompts, rollout, shapes_on(self._rows, scores)
 
     def _program(self, name: str, state: TrainState) -> Program:
         """Return a program of the step, made on first use.

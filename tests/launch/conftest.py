@@ -2,13 +2,18 @@
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import launch.train
 from launch.cli.program import run_program
 from launch.data.hub import fetch
 from launch.phases import progress
+from launch.run.start import Steps, make_steps
+from launch.setup.experiment import Experiment
+from specjax.rewards import RewardFn
 from tests.launch.checkpoints import write_checkpoint, write_problems
 from tests.launch.local_hub import LocalHub, serving
 from tests.launch.programs import SHRUNK, Options, Refusal
@@ -28,6 +33,20 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shrunk(files: Path) -> Options:
     data = {"--data.train": str(files / "train.jsonl"), "--data.held-out": str(files / "test.jsonl")}
     return SHRUNK | {"--model.path": str(files / "policy")} | data
+
+
+@pytest.fixture(scope="module")
+def steps_once() -> Iterator[None]:
+    """Let runs with the same options and reward share their steps: each would trace and lower them for 10 s."""
+    made: dict[str, Steps] = {}
+
+    def make(experiment: Experiment, reward_fn: RewardFn) -> Steps:
+        options = replace(experiment.config, out=None, resume=False, cost_table=None)
+        return made.setdefault(f"{options} {reward_fn}", make_steps(experiment, reward_fn))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch.train, "make_steps", make)
+        yield
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import atexit
 import functools
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -115,10 +114,8 @@ def changed_recipe(config: str, changed: str) -> str:
 
 
 def start(config: str, options: Options, *flags: str, program: str = "launch.train") -> subprocess.Popen[str]:
-    cache = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     return subprocess.Popen(
         [sys.executable, "-m", program, *argv(config, options), *flags],
-        env=os.environ | {"JAX_COMPILATION_CACHE_DIR": cache, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

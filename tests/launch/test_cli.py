@@ -351,14 +351,17 @@ def test_exit_codes(error: BaseException | None, code: int, said: str, capsys: p
 
 def test_compile_cache(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("SPECJAX_CACHE", "elsewhere")
-    kept = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+    settings = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+    kept, seconds = (getattr(jax.config, name) for name in settings)
     try:
-        for before, after in ((kept, kept), (None, "elsewhere")):
-            jax.config.update("jax_compilation_cache_dir", before)
+        for before, after in (((kept, seconds), (kept, seconds)), ((None, seconds), ("elsewhere", 0.5))):
+            for name, value in zip(settings, before, strict=True):
+                jax.config.update(name, value)
             use_compile_cache()
-            assert jax.config.jax_compilation_cache_dir == after  # pyright: ignore[reportAttributeAccessIssue]
+            assert tuple(getattr(jax.config, name) for name in settings) == after
     finally:
-        jax.config.update("jax_compilation_cache_dir", kept)
+        for name, value in zip(settings, (kept, seconds), strict=True):
+            jax.config.update(name, value)
 
 
 def python(*argv: str) -> subprocess.CompletedProcess[str]:

@@ -28,6 +28,7 @@ from tests.launch.programs import ONE_LAYER, SMALLEST, assert_same_run, metrics,
 from tests.launch.test_resume import odd
 from tests.refusals import refuses
 
+pytestmark = pytest.mark.usefixtures("steps_once")
 CONFIG = override(
     SMALLEST,
     {

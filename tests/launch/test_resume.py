@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +31,7 @@ from specjax.types import Prompts, Reward, Rollout
 from tests.launch.programs import ONE_LAYER, SMALLEST, assert_same_run, metrics, saved_state, saves
 from tests.refusals import assert_refused, refuses
 
+pytestmark = pytest.mark.usefixtures("steps_once")
 # A state with all parts: a reference policy that is updated, moments of Muon and Adam, several updates per rollout, a
 # draft trained with replay and not in every step, a history lookup, and draft lengths chosen from costs. Epochs end
 # during the run.
@@ -201,29 +201,31 @@ def test_a_run_goes_on_exactly_with_the_sequences_that_it_carried_over(tmp_path:
     changes = {"rollout.draft_lengths": (), "rollout.carry_over": 0.5, "rollout.max_age": 1, "data.prompts": 4}
     changes |= {"asynchronous.lag": lag, "mesh.data": 2 if lag is None else 1, "draft_training.replay": 0}
     config = override(CONFIG, changes | {"draft.lookup.kind": "none", "out": str(tmp_path / "whole")})
-    shown: dict[Path, list[tuple[int, ...]]] = {}
+    seen = list[tuple[int, ...]]()
 
-    def go_on(config: RunConfig) -> list[dict[str, Any]]:
-        directory, seen = Path(config.out or ""), list[tuple[int, ...]]()
+    def score(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        seen.append(tuple(ids.tolist()))
+        count = (tokens % 2).sum(axis=1).astype(np.float32)
+        return count, (count > 2).astype(np.float32)
 
-        def score(tokens: np.ndarray, lengths: np.ndarray, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            seen.append(tuple(ids.tolist()))
-            count = (tokens % 2).sum(axis=1).astype(np.float32)
-            return count, (count > 2).astype(np.float32)
+    reward = HostReward(score)
 
-        reward = HostReward(score)
+    def go_on(config: RunConfig) -> list[tuple[int, ...]]:
+        """Return the ids of the prompts that were scored."""
+        seen.clear()
         with open_run(config) as opened:
             experiment = build_experiment(config, asynchronous=True)
             train(experiment, reward, odd, opened, StopSignals(print), LongPhases())
-        shown[directory] = seen
-        return metrics(directory)
+        return [*seen]
 
-    lines = go_on(config)
-    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
-    shutil.rmtree(tmp_path / "parts" / "checkpoints" / "6")
-    go_on(replace(config, out=str(tmp_path / "parts"), resume=True))
-    assert_same_run(tmp_path / "parts", tmp_path / "whole", 6)
-    assert shown[tmp_path / "parts"][:3] == shown[tmp_path / "whole"][3:6]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    scored = go_on(config)
+    shutil.copytree(whole, parts)
+    shutil.rmtree(parts / "checkpoints" / "6")
+    again = go_on(replace(config, out=str(parts), resume=True))
+    assert_same_run(parts, whole, 6)
+    assert again[:3] == scored[3:6]
+    lines = metrics(whole)
     assert sum(line["groups/unfinished"] for line in lines) and max(line["rollout/age_max"] or 0 for line in lines) == 1
     with refuses("mesh.data = ...: the run to resume has", ConfigError):
         go_on(override(config, {"resume": True, "mesh.data": 1 if lag is None else 2}))
