@@ -25,7 +25,14 @@ def override(config: T, values: Mapping[str, Any]) -> T:
             nested.setdefault(section, {})[rest] = value
     for section, inner in nested.items():
         try:
-            changes[section] = override(getattr(config, section), inner)
+            before = getattr(config, section)
+            if (
+                isinstance(config, DraftConfig)
+                and section == "head"
+                and changes.get("kind", config.kind) != config.kind
+            ):
+                before = type(before)()
+            changes[section] = override(before, inner)
         except ValueError as error:
             raise ValueError(f"{section}.{error}") from error
     make: Any = config.replaced if isinstance(config, DraftConfig) else partial(replace, config)  # pyright: ignore

@@ -34,10 +34,12 @@ class SuperviseArgs(Options):
 
 def main(argv: list[str]) -> int:
     """Supervise the program and return its exit code."""
-    first = next((i for i, word in enumerate(argv) if word.startswith("launch.")), len(argv))
+    first = next((i for i, word in enumerate(argv) if word == "train" or word.startswith("launch.")), len(argv))
     usage = "python -m launch.supervise [--restarts N] launch.train CONFIG --out DIR [--option VALUE ..]"
     args = parse(SuperviseArgs, argv[:first], "python -m launch.supervise", f"{__doc__}\n\n{usage}")
     command = argv[first:]
+    if command[:1] == ["train"]:  # as in `specjax supervise train`
+        command[0] = "launch.train"
     if command[:1] != ["launch.train"]:
         raise ConfigError(f"PROGRAM = {command[0] if command else None}: must be launch.train: {usage}")
     out = _option(command, "--out")

@@ -105,6 +105,8 @@ def train(
 ) -> tuple[TrainState, int | None]:
     """Start or resume the run, take its steps and write the report. Return the last state, and a signal that ended it.
 
+    long_phases: what is kept of the phases before the first step; called within its `with` block.
+
     Raises RunStopped if too many steps in a row skipped an update.
     """
     config, continuing = experiment.config, can_resume(experiment.config, directory)

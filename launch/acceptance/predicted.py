@@ -25,7 +25,7 @@ def make_overlaps(
 ) -> Callable[[Params, Sequences], np.ndarray]:
     """Return (params, sequences) -> float32 [N, R, T]: the predicted acceptance of each token at position 1 .. N.
 
-    N is `positions`, or 1 for a user's drafter, whose loss predicts only position 1. To save memory, rows run one by
+    N is at most `positions`, as far as `Drafter.overlaps` goes. To save memory, rows run one by
     one, and logits are computed for some positions at a time (`logit_chunk`, as in `TrainConfig`).
     """
 

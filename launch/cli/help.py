@@ -12,15 +12,15 @@ from launch.cli.recipes import choices
 from launch.errors import ConfigError
 
 
-def help_on(
+def show_help(
     topic: str,
     overview: Parser,
     programs_own: Sequence[Field],
     shown: Sequence[Field],
     all_fields: Sequence[Field],
     elsewhere: Mapping[str, str],
-) -> list[Parser]:
-    """Return parsers with the help on a section, on `all`, or on the options that a word names or describes.
+) -> None:
+    """Print the help on a section, on `all`, or on the options that a word names or describes.
 
     overview:     parser for no topic.
     programs_own: fields that only the program has.
@@ -30,16 +30,18 @@ def help_on(
 
     Raises ConfigError if there is nothing on the topic.
     """
-    if not topic:
-        return [overview]
     sections = sections_of(shown)
-    if named := [name for name in sections if topic in ("all", name.replace("_", "-"), name)]:
-        return [_section_parser(name, shown) for name in named]
-    if found := matching(topic, [*programs_own, *shown]):
-        return [_group_parser(f"options for {topic!r}", found)]
-    others = "; ".join(f"{each.flag}: {elsewhere[each.flag]}" for each in matching(topic, all_fields)[:6])
-    allowed = f"must be another word, all, or a section: {', '.join(sections)}"
-    raise ConfigError(f"--help {topic!r}: {others or f'no option names or describes it; {allowed}'}")
+    if not topic:
+        parsers = [overview]
+    elif named := [name for name in sections if topic in ("all", name.replace("_", "-"), name)]:
+        parsers = [_section_parser(name, shown) for name in named]
+    elif found := matching(topic, [*programs_own, *shown]):
+        parsers = [_group_parser(f"options for {topic!r}", found)]
+    else:
+        others = "; ".join(f"{each.flag}: {elsewhere[each.flag]}" for each in matching(topic, all_fields)[:6])
+        allowed = f"must be another word, all, or a section: {', '.join(sections)}"
+        raise ConfigError(f"--help {topic!r}: {others or f'no option names or describes it; {allowed}'}")
+    print("\n".join(each.format_help() for each in parsers), end="")
 
 
 def overview_parser(usage: str, description: str, fields: Sequence[Field], sections: Sequence[str]) -> Parser:

@@ -12,7 +12,7 @@ from configs.schema import DraftConfig, RunConfig, kind_of
 from launch.cli.consequences import with_consequences
 from launch.cli.effects import without_effect
 from launch.cli.fields import Field, fields_of, summary
-from launch.cli.help import help_on, overview_parser, sections_of
+from launch.cli.help import overview_parser, sections_of, show_help
 from launch.cli.microbatches import with_fitting_microbatches
 from launch.cli.parser import Parser
 from launch.cli.recipe_options import RECIPE_ONLY, TRAIN, reads
@@ -68,23 +68,17 @@ def parse_run_and(
     programs_own += fields_of(kind)
     usage = f"{_as_started(prog)} CONFIG [--option VALUE ...]"
     overview = overview_parser(usage, description, programs_own, sections_of(settable))
-    elsewhere = {
-        field.flag: f"set {field.path} in a recipe file"
-        if reads(RECIPE_ONLY, field.path)
-        else f"{prog.rpartition(' ')[2]} does not read it"
-        for field in all_fields
-    }
+    elsewhere = {field.flag: _place_of(field, prog) for field in all_fields}
     parser = Parser(parents=[overview])
     for field in settable:
         field.add_to(parser)
     values = parser.read(argv if recipe is None else argv[1:], [*programs_own, *settable], elsewhere)
     if "help" in values:
         draft = values.get("draft.kind", DraftConfig.kind if recipe is None else recipe.draft.kind)
-        idle = {field.flag for field in settable if not kind_of(draft).reads(field.path)}
+        shown = [field for field in settable if kind_of(draft).reads(field.path)]
+        idle = {field.flag for field in settable} - {field.flag for field in shown}
         elsewhere |= dict.fromkeys(idle, f"drafts of kind {draft} do not read it")
-        shown = [field for field in settable if field.flag not in idle]
-        parsers = help_on(" ".join(values["help"]), overview, programs_own, shown, all_fields, elsewhere)
-        print("\n".join(each.format_help() for each in parsers), end="")
+        show_help(" ".join(values["help"]), overview, programs_own, shown, all_fields, elsewhere)
         raise SystemExit(0)
     if recipe is None:
         raise ConfigError(f"CONFIG must come first: {choices()}")
@@ -114,6 +108,13 @@ def parse_run_and(
     for line in without_effect(recipe, config, given, reading):
         print(line)
     return config, options
+
+
+def _place_of(field: Field, prog: str) -> str:
+    """Return where a field that the program does not take is set, or that the program does not read it."""
+    if reads(RECIPE_ONLY, field.path):
+        return f"set {field.path} in a recipe file"
+    return f"{prog.rpartition(' ')[2]} does not read it"
 
 
 def _refuse_other_networks(run: RunConfig, values: Mapping[str, Any], new_run: bool) -> None:

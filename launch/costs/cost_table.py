@@ -102,8 +102,8 @@ class CostTable:
     def update(self, params: Params, step: int) -> np.ndarray:
         """Return the seconds per round from `step` on, float32 [phases, draft lengths].
 
-        First measures the cells of `step`, unless they are known or the table is replayed, and writes the file.
-
+        First measures the cells of `step`, unless they are known or the table is replayed, and writes the file. Before
+        the first step of a run, it raises Stopped at a signal.
         """
         if self._timer is not None and not self.has_cells(step):
             self.cells += self._timer.measure(params, step)

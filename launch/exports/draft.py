@@ -65,7 +65,9 @@ def check_trained(networks: Networks, dialect: Dialect | None) -> None:
         draft.check_writable(dialect)
         return
     if dialect is not None:
-        raise ConfigError(f"dialect = {dialect}: allowed only for an EAGLE-3 head, but draft.kind = {draft.kind}")
+        raise ConfigError(
+            f"dialect = {dialect}: must be None with draft.kind = {draft.kind}, which is saved with its policy"
+        )
     assert networks.decoder is not None
     check_exportable(networks.decoder, f"draft.kind = {draft.kind}: its policy")
 

@@ -16,7 +16,8 @@ from typing import NamedTuple
 from launch.jobs.failures import LOST, LOST_PEER
 from launch.jobs.hosts import HOSTS_LINE
 
-# Logged by run_program and by JAX's C++ code when a process has lost another one. Later lines are only of this kind.
+# Printed by `failures.lose`, and by JAX's C++ code, when a process has lost another one. Later lines are only of this
+# kind.
 _LAST_LINES = re.compile(rf"{LOST}|F\d{{4}} |E\d{{4}} .*(?:coordination|heartbeat)", re.IGNORECASE)
 # Lines with the numbers of lost processes.
 _UNHEALTHY = re.compile(r"stopped sending heartbeats\):(.*?)(?:The tasks|\Z)", re.DOTALL)

@@ -92,7 +92,9 @@ def of_rollout(experiment: Experiment, rollout: RolloutConfig, prompts: tuple[in
     length, networks = width + rollout.max_new_tokens + rollout.slack, experiment.networks
 
     def start() -> PyTree:
-        return networks.policy.init_cache(slots, length), networks.drafter.init_cache(slots, length, rollout.slack)
+        drafts = max(rollout.lengths) > 0
+        of_draft = networks.drafter.init_cache(slots, length, rollout.slack) if drafts else ()
+        return networks.policy.init_cache(slots, length), of_draft
 
     def on_mesh(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         return x.update(sharding=NamedSharding(mesh, spec((None, "kv_heads", None, None), x.shape, mesh)))

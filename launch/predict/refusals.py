@@ -66,7 +66,7 @@ def _check_parts(
         "logits of a verification": ({"rollout.draft_length": longest_draft, **rows}, fewer),
         "tokens of the rollout": ({**rows, **widths}, ""),
         "rollouts that wait": ({**rows, **widths}, "asynchronous.lag less"),
-        "lookup and replay": ({"draft_training.replay": replay, **widths}, ""),
+        "lookup and replay": ({"draft_training.replay": replay, **widths}, "draft.lookup.kept less"),
         "logits of a microbatch": ({**rows, **widths}, "logit_chunk less, or microbatches more"),
         "activations of a microbatch": ({**rows, **widths}, "microbatches more"),
     }

@@ -44,11 +44,11 @@ class ModelDrafter(Drafter):
     model: Policy
     objective: Objective = "cross_entropy"
 
+    reads_only_tokens = True
+
     @property
     def eight_bit(self) -> EightBit | None:
         return self.model.eight_bit
-
-    reads_only_tokens = True
 
     def init_cache(self, rows: int, length: int, width: int) -> Cache:
         # Draft steps write up to `width` tokens after the pending one, more than the policy's cache has room for.

@@ -41,11 +41,11 @@ class NGramDrafter(Drafter):
     min_n: MatchLength = 3
     max_n: MatchLength = 8
 
+    reads_only_tokens = True
+
     def __post_init__(self) -> None:
         check_options(self)
         check_lengths(self.min_n, self.max_n)
-
-    reads_only_tokens = True
 
     def start(self, params: Params, prompts: Prompts, features: Array, width: int, drafting: Flag = True) -> Text:
         return prompt_text(prompts)

@@ -42,7 +42,11 @@ def steps_once() -> Iterator[None]:
 
     def make(experiment: Experiment, reward_fn: RewardFn) -> Steps:
         options = replace(experiment.config, out=None, resume=False, cost_table=None)
-        return made.setdefault(f"{options} {reward_fn}", make_steps(experiment, reward_fn))
+        key = f"{options} {reward_fn}"
+        # An asynchronous step keeps what it has under way: a run that goes on must not find it.
+        if key not in made or options.asynchronous.lag is not None:
+            made[key] = make_steps(experiment, reward_fn)
+        return made[key]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch.train, "make_steps", make)

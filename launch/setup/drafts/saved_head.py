@@ -53,7 +53,9 @@ def load_head(path: Path, mesh: Mesh, *, shapes: bool = False) -> SavedDraft:
 def most_drafted(draft: DraftConfig) -> int | None:
     """Return the block size of a block draft; None for other kinds. Reads only the `config.json` of draft.path."""
     kind = kind_of(draft.kind)
-    if draft.path is None or kind.feature_layers is None:
+    if kind.feature_layers is None:
+        return None
+    if draft.path is None:
         return draft.shape().get("block_size")
     path = checkpoint_directory("draft.path", draft.path)
     with as_config_error():
