@@ -31,6 +31,7 @@ from launch.timing import format_provenance, provenance
 from specjax.program import dropping_compilations
 
 
+@dropping_compilations()
 def main(argv: list[str]) -> int:
     """Time the variants in turns, from a run's checkpoint or the recipe's networks."""
     use_compile_cache()
@@ -40,11 +41,7 @@ def main(argv: list[str]) -> int:
     if not config.draft.proposes:
         raise ConfigError("draft.kind = none: there is nothing to compare with autoregressive decoding")
     args, config, files = with_step(args), with_commits(config, args.checkpoint), {"json": args.json}
-    with (
-        StopSignals(console.print) as signals,
-        long_phases_beside(files, signals, config, args),
-        dropping_compilations(),
-    ):
+    with StopSignals(console.print) as signals, long_phases_beside(files, signals, config, args):
         config = replace(config, rollout=args.rollout(config.rollout, most_drafted(config.draft)))
         compare(build_experiment(config, asynchronous=True), args)
     return 0

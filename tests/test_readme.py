@@ -11,6 +11,7 @@ import pytest
 import launch.plan.__main__
 import launch.trainer
 from configs.override import override
+from configs.schema import KINDS
 from launch.cli.options import parse_run
 from launch.cli.recipes import load_recipe
 from launch.errors import ConfigError
@@ -87,8 +88,9 @@ def test_every_algorithm_is_options_that_go_together():
 
 @pytest.mark.parametrize("path", [README, *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name)
 def test_every_option_of_a_recipe_that_is_named_exists(path: Path, capsys: pytest.CaptureFixture[str]):
-    with pytest.raises(SystemExit):
-        parse_run(["tiny", "--help", "all"], "", "")
+    for kind in KINDS:
+        with pytest.raises(SystemExit):
+            parse_run(["tiny", "--draft.kind", kind, "--help", "all"], "", "")
     with pytest.raises(SystemExit):
         launch.plan.__main__.main(["--help"])
     known = set(re.findall(r"--[a-z][\w.-]*", capsys.readouterr().out))

@@ -93,7 +93,7 @@ def _diagnose(experiment: Experiment, params: Params, count: int) -> Diagnosis:
     findings = [caches, *(finding.explained_by(caches) for finding in acceptance_findings(by_position, by_place))]
     if overlaps is not None:
         # The head makes no prediction for the first two tokens of a row.
-        counted = np.asarray(sequences.completion) & (np.arange(sequences.tokens.shape[1]) >= 2)
+        counted = processes.fetch(sequences.completion) & (np.arange(sequences.tokens.shape[1]) >= 2)
         findings += alternative_findings(overlaps[0], others, counted)
     if networks.draft.target_ids is not None:
         findings.append(coverage_finding(networks.draft.target_ids, observed))

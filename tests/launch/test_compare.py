@@ -284,7 +284,7 @@ def test_row_99_a_first_difference_is_said_where_drafts_must_change_no_token(opt
 def test_by_default_it_times_lengths_that_the_draft_can_do(
     block_size: int, saved: bool, lengths: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def build(config: RunConfig, *_: Any) -> Experiment:
+    def build(config: RunConfig, **_: Any) -> Experiment:
         raise ConfigError(f"draft_lengths = {config.rollout.draft_lengths}")
 
     monkeypatch.setattr(launch.compare, "build_experiment", build)

@@ -126,7 +126,7 @@ def test_its_command_line_names_a_program_and_the_directory_of_its_run() -> None
 def test_a_run_that_is_resumed_need_not_be_named_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / CONFIG_FILE).write_text("{}")
     started = list[Any]()
-    monkeypatch.setattr(supervise.Supervisor, "supervise", lambda self: started.append(self._run) or 0)
+    monkeypatch.setattr(supervise.Supervisor, "supervise", lambda self: started.append(self._begun.parent) or 0)
     assert supervise.main(["launch.train", str(tmp_path), "--resume"]) == 0 and started == [tmp_path]
     with refuses("out: must be set", ConfigError):
         supervise.main(["launch.train", str(tmp_path)])

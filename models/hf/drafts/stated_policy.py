@@ -1,4 +1,4 @@
-"""What a draft's `config.json` states about the policy that it was made for."""
+"""The policy that a draft was made for, as its `config.json` states it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
