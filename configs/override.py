@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from configs.schema import DraftConfig
+from configs.schema import DraftConfig, HeadConfig
 
 T = TypeVar("T")
 
@@ -26,12 +26,8 @@ def override(config: T, values: Mapping[str, Any]) -> T:
     for section, inner in nested.items():
         try:
             before = getattr(config, section)
-            if (
-                isinstance(config, DraftConfig)
-                and section == "head"
-                and changes.get("kind", config.kind) != config.kind
-            ):
-                before = type(before)()
+            if isinstance(before, HeadConfig) and values.get("kind", config.kind) != config.kind:  # pyright: ignore
+                before = HeadConfig()  # a draft of another kind keeps nothing of it
             changes[section] = override(before, inner)
         except ValueError as error:
             raise ValueError(f"{section}.{error}") from error

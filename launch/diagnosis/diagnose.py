@@ -18,6 +18,7 @@ from launch.predict.refusals import check_rollout
 from launch.setup.experiment import Experiment
 from specjax.adapters import joined
 from specjax.drafters.distillation import MOST_PASSES
+from specjax.parallel import processes
 from specjax.train.selection import SelectionConfig
 from specjax.train.updates import UpdateConfig
 from specjax.types import Params
