@@ -63,6 +63,6 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(
-        f"{COMPILED['programs']} programs compiled in {COMPILED['ms'] / 1000:.0f} s, without those of processes that "
-        "tests start"
+        f"{COMPILED['programs']} programs compiled in {COMPILED['ms'] / 1000:.0f} s, not counting processes that tests "
+        "start"
     )

@@ -20,7 +20,7 @@ class DraftKind:
 
     Attributes:
         title:          Name in reports.
-        options:        Fields of DraftConfig that it reads, beside `kind` and `lookup`; those of `head` as head.NAME.
+        options:        Fields of DraftConfig that it reads, beside `kind` and `lookup`; fields of `head` as head.NAME.
         feature_layers: Number of the policy's layers -> those whose input it reads unless the run names others. None:
                         it reads none.
         shape:          Fields of the network's config that make it this kind.

@@ -17,7 +17,7 @@ class ModelConfig(Options):
         family:         Builder of your own policy, as package.module:name. None: a built-in family, which the
                         checkpoint names.
         architecture:   Network with random weights; used if path is None.
-        feature_layers: Layers whose input the draft reads, counted from 0. Empty: those of the draft's checkpoint,
+        feature_layers: Layers whose input the draft reads, counted from 0. Empty: as the draft's checkpoint says,
                         else 2, L/2 and L-3 of L layers for EAGLE-3, five of them for a block draft; of a policy with
                         fewer, those that there are.
         dtype:          Dtype of the computation.

@@ -65,7 +65,7 @@ def _section_parser(name: str, fields: Sequence[Field]) -> Parser:
 
 
 def sections_of(fields: Sequence[Field]) -> list[str]:
-    """Return the sections of the recipe that options are in, "run" for those of the run itself first."""
+    """Return the sections of the recipe that options are in, first "run", for options of the run itself."""
     return list(dict.fromkeys(["run", *map(_section_of, fields)]))
 
 

@@ -121,7 +121,7 @@ class TrainStep:
     def _update_args(
         self, state: TrainState, prompts: Prompts, rollout: Rollout
     ) -> tuple[TrainState, Prompts, Rollout, Reward]:
-        """Return what `update` is traced for. Shardings are those of its calls: with others it is another program."""
+        """Return what `update` is traced for. It has the shardings of its calls: with others it is another program."""
         prompts = abstract_prompts(prompts, self._mesh)
         if self._of_rollout is not None:
             rollout = shapes_on(self._of_rollout, rollout)

@@ -41,8 +41,8 @@ class Format:
     """How a dialect lays out a kind of draft.
 
     Attributes:
-        fields: Fields of the draft. In files of speculators they are all, and one holds those of its decoder layers;
-            in others the remaining ones are those of its decoder layers.
+        fields: Fields of the draft. In files of speculators they are all, and one holds the fields of its decoder
+            layers; in others the remaining fields describe its decoder layers.
         layers: Field with the policy's layers that the draft reads.
         offset: We number a layer by its input, the residual stream on entry to it. 1: the file numbers it by its
             output, i - 1 for our i.
@@ -61,7 +61,7 @@ class Format:
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
-# By dialect, those of speculators by its `speculators_model_type`.
+# By dialect; formats of speculators by `speculators_model_type`.
 FORMATS = {
     "specforge": Format(
         architecture="LlamaForCausalLMEagle3",
@@ -120,7 +120,7 @@ def dialect_of(fields: Mapping[str, Any]) -> Dialect | None:
 
 
 def split_fields(fields: Mapping[str, Any], form: Format) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the fields of the draft, with the format's defaults, and those of a decoder with such layers.
+    """Return the fields of the draft, with the format's defaults, and the fields of a decoder with such layers.
 
     Raises ValueError for an unknown field outside the decoder's, or two that contradict each other.
     """
