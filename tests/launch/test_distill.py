@@ -270,7 +270,7 @@ def test_the_output_is_readable(distilled: Distilled):
         ({"--out": "."}, "out = .:"),
         ({"--model.path": None}, "checkpoint = None:"),
         ({"--draft.kind": "none", "--rollout.draft-length": "0"}, "draft.kind = none: "),
-        (MTP | {"--draft.mtp-convention": "mimo", "--dialect": "specforge"}, "dialect = specforge:...EAGLE-3"),
+        (MTP | {"--draft.mtp-convention": "mimo", "--dialect": "specforge"}, "dialect = specforge:...None...mtp"),
         ({"--start": "checkpoint"}, "start = checkpoint: "),
         ({"--dialect": "specforge"}, "dialect = specforge:...feature_layers...(0, 1)"),
         ({"--verifier": "me"}, "verifier = me: "),
