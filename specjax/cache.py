@@ -97,6 +97,14 @@ def tokens_at(x: Shaped[Array, "B T *rest"], index: Int[Array, "B N"]) -> Shaped
     return jnp.take_along_axis(x, index, axis=1, mode="fill", fill_value=0)
 
 
+def behind(
+    x: Shaped[Array, "B T *rest"], new: Shaped[Array, "B O *rest"], at: Int[Array, "B"]
+) -> Shaped[Array, "B N *rest"]:
+    """Return the first at[b] tokens of each row followed by the new ones, N = T + O. Padding follows."""
+    put = jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=0))
+    return put(jnp.pad(x, ((0, 0), (0, new.shape[1]), *((0, 0),) * (x.ndim - 2))), new, at)
+
+
 def decode_view(
     start: Int[Array, "B"],
     count: int,

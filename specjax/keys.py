@@ -41,6 +41,11 @@ def sequence_keys(seed_step: SeedStep, ids: Int[Array, "R"], samples: Int[Array,
     return jax.random.key_data(keys)
 
 
+def environment_keys(keys: UInt32[Array, "R 2"]) -> UInt32[Array, "R 2"]:
+    """Return the key of each sequence's environment, independent of all draws of the sequence."""
+    return jax.vmap(lambda key: jax.random.key_data(jax.random.fold_in(key, 0)))(jax.random.wrap_key_data(keys))
+
+
 def gumbels(
     keys: UInt32[Array, "B 2"], positions: Int[Array, "B *rest"], purpose: Purpose, count: int
 ) -> Float[Array, "B *rest count"]:

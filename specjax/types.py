@@ -217,6 +217,7 @@ class Writer(enum.IntEnum):
         DRAFT:     Drafted and accepted.
         RECOVERED: Drawn from the residual in place of a rejected draft token.
         BONUS:     Drawn after a draft of which every token was accepted.
+        ENVIRONMENT: Not drawn: an observation between two turns (specjax.rollout.turns).
     """
 
     NOBODY = 0
@@ -224,6 +225,29 @@ class Writer(enum.IntEnum):
     DRAFT = 2
     RECOVERED = 3
     BONUS = 4
+    ENVIRONMENT = 5
+
+
+class Ending(enum.IntEnum):
+    """Why a sequence ended.
+
+    Attributes:
+        GOING:     It has not ended.
+        STOP:      With a stop token or string, or because its environment was done.
+        LENGTH:    At the budget of its tokens, or of the tokens of one turn.
+        TURNS:     At the limit of turns.
+        FAILED:    Its environment failed.
+        TIMED_OUT: Its environment took too long.
+        FULL:      An observation did not fit into the budget.
+    """
+
+    GOING = 0
+    STOP = 1
+    LENGTH = 2
+    TURNS = 3
+    FAILED = 4
+    TIMED_OUT = 5
+    FULL = 6
 
 
 @pytree
@@ -263,6 +287,10 @@ class Rollout:
                        1 rejected, 2 accepted. Only drafts whose acceptance training predicts (`Proposal.predicted`).
                        Filled in together with `drafted`.
         writer:        int8 [R, C], the `Writer` of each token.
+        sampled:       bool [R, C], tokens that the policy drew: the others were observed between turns, and train
+                       nothing. None: all before `lengths`.
+        ending:        int8 [R], the `Ending` of each sequence. None without turns: `stopped` says it.
+        returns:       float32 [R], sum of the rewards that an environment gave. None without one.
         done:          bool [R], ended. The others go on in the next rollout. Required with carry-over, None without it.
         resumed_at:    int32 [R], number of tokens that earlier rollouts wrote. Set by the training step; None without
                        carry-over.
@@ -291,6 +319,9 @@ class Rollout:
     lookup_counts: Int[Array, "shards 2 K"] | None = None
     draft_outcome: Int[Array, "R C"] | None = None
     writer: Int[Array, "R C"] | None = None
+    sampled: Bool[Array, "R C"] | None = None
+    ending: Int[Array, "R"] | None = None
+    returns: Float[Array, "R"] | None = None
     done: Bool[Array, "R"] | None = None
     resumed_at: Int[Array, "R"] | None = None
     began: Int[Array, "R"] | None = None
@@ -309,7 +340,9 @@ class Rollout:
 
     @property
     def written(self) -> Int[Array, "R"]:
-        """Return how many tokens this rollout wrote of each sequence: all but those carried over."""
+        """Return how many tokens the policy drew of each sequence in this rollout: all but those carried over."""
+        if self.sampled is not None:
+            return jnp.sum(self.sampled, axis=1, dtype=jnp.int32)
         return self.lengths if self.resumed_at is None else self.lengths - self.resumed_at
 
 

@@ -163,6 +163,25 @@ class Drafter(Protocol):
         """
         ...
 
+    def append(
+        self,
+        params: Params,
+        state: DraftState,
+        features: Float[Array, "B O F"],
+        tokens: Int[Array, "B O"],
+        count: Int[Array, "B"],
+        visible: Int[Array, "B"],
+    ) -> DraftState:
+        """Return the state after `count` tokens that nobody drew were appended to each row; unchanged where it is 0.
+
+        features: features[b, i] belongs to the position before tokens[b, i], as in `observe`; O may be above K + 1.
+        visible:  positions of each row that the policy had cached before.
+
+        A state that lags behind rounds at draft length 0 stays as it is: `catch_up` comes before the next draft. The
+        default, for a drafter that takes any number of tokens at a time, observes them.
+        """
+        return self.observe(state, features, tokens, count)
+
     def observe_finished(self, state: DraftState, prompts: Prompts, finished: Int[Array, "B G C"]) -> DraftState:
         """Return the state after other samples of the row's prompt have ended; by default unchanged.
 

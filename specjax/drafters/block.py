@@ -86,6 +86,9 @@ class BlockDrafter(FeatureDrafter):
     def fill(self, params: Params, prompts: Prompts, features: Array, cache: Cache) -> Cache:
         return self.head.write(params, features, cache, jnp.zeros(len(prompts.lengths), jnp.int32))
 
+    def write(self, params: Params, state: HeadState, features: Array, following: Array) -> Cache:
+        return self.head.write(params, features, state.cache, state.length)
+
     def propose(
         self, params: Params, state: HeadState, gumbel: Float[Array, "B K V"], law: SamplingLaw
     ) -> tuple[Proposal, HeadState]:
@@ -96,7 +99,7 @@ class BlockDrafter(FeatureDrafter):
         head, count = self.head, gumbel.shape[1]
         if count > head.size:
             raise ValueError(f"draft_length = {count}: must be at most {head.size}, the size of the draft's block")
-        cache = head.write(params, state.features, state.cache, state.length)
+        cache = self.write(params, state, state.features, state.tokens)
         length = state.length + state.waiting
         anchor = tokens_at(state.tokens, jnp.maximum(state.waiting - 1, 0)[:, None])
         states, cache = head.block(params, anchor, length[:, None], count, cache, state.visible_from, length)

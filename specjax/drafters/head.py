@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from specjax.cache import View, decode_view, resize, tokens_at
+from specjax.cache import View, behind, decode_view, resize, tokens_at
 from specjax.drafters.base import Anchors, Drafter, DraftLoss, Flag, Proposal, at_anchors, everywhere, start_if
 from specjax.drafters.distillation import Objective, PassDecay, Passes, acceptance, divergence
 from specjax.drafters.training_time_test import pass_view
@@ -129,6 +129,33 @@ class FeatureDrafter(Drafter):
             waiting=emitted,
         )
 
+    def append(
+        self, params: Params, state: HeadState, features: Array, tokens: Array, count: Array, visible: Array
+    ) -> HeadState:
+        """Cache the features that wait and all new ones but the last, which waits for the next round."""
+        current = (count > 0) & (state.length + state.waiting == visible)
+        features = behind(state.features, features, state.waiting)
+        following = behind(state.tokens, tokens, state.waiting)
+        last = state.waiting + count - 1
+        width = state.tokens.shape[1]
+
+        def waits(x: Array, old: Array) -> Array:
+            kept = jnp.pad(tokens_at(x, last[:, None]), ((0, 0), (0, width - 1), *((0, 0),) * (x.ndim - 2)))
+            return jnp.where(current.reshape(-1, *(1,) * (x.ndim - 1)), kept, old)
+
+        return state._replace(
+            # Other rows write again what waits, which their next round does too.
+            cache=self.write(params, state, features, following),
+            length=jnp.where(current, state.length + last, state.length),
+            features=waits(features, state.features),
+            tokens=waits(following, state.tokens),
+            waiting=jnp.where(current, 1, state.waiting),
+        )
+
+    @abstractmethod
+    def write(self, params: Params, state: HeadState, features: Array, following: Array) -> Cache:
+        """Return the cache with features written from `state.length` on. following: the token after each."""
+
     def _of_draft(self, x: Float[Array, "*batch V"]) -> Float[Array, "*batch Vd"]:
         """Return what stands at the tokens of the draft's vocabulary."""
         return x if self.target_ids is None else x.at[..., self.target_ids].get(mode="promise_in_bounds")
@@ -177,6 +204,12 @@ class HeadDrafter(FeatureDrafter):
         rows, length = following.shape
         view = decode_view(jnp.zeros(rows, jnp.int32), length, length, window=self.head.window)
         return self.head.step(params, self.head.fuse(params, features), following, cache, view, None)[2]
+
+    def write(self, params: Params, state: HeadState, features: Array, following: Array) -> Cache:
+        view = decode_view(
+            state.length, following.shape[1], state.cache[0].k.shape[2], state.visible_from, self.head.window
+        )
+        return self.head.step(params, self.head.fuse(params, features), following, state.cache, view, None)[2]
 
     def propose(
         self, params: Params, state: HeadState, gumbel: Float[Array, "B K V"], law: SamplingLaw

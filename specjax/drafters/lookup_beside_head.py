@@ -69,6 +69,11 @@ class EitherDrafter(Drafter):
     def observe(self, state: PairState, features: Array, tokens: Array, emitted: Array) -> PairState:
         return self._both(state, lambda drafter, own_state: drafter.observe(own_state, features, tokens, emitted))
 
+    def append(
+        self, params: Params, state: PairState, features: Array, tokens: Array, count: Array, visible: Array
+    ) -> PairState:
+        return self._both(state, lambda drafter, own: drafter.append(params, own, features, tokens, count, visible))
+
     def observe_finished(self, state: PairState, prompts: Prompts, finished: Array) -> PairState:
         return self._both(state, lambda drafter, own_state: drafter.observe_finished(own_state, prompts, finished))
 

@@ -14,7 +14,8 @@ from specjax.keys import SeedStep, sequence_keys
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState, commit, no_proposal, routes_of
 from specjax.rollout.stop_strings import START
-from specjax.types import Cache, Prompts, Rollout, pytree
+from specjax.rollout.turns import begin_turns
+from specjax.types import Cache, Prompts, Rollout, Writer, pytree
 
 # The fields of a `Rollout` that a `RoundState` accumulates.
 BY_TOKEN = "tokens", "law", "full", "draft_outcome", "writer"
@@ -81,8 +82,11 @@ def prefill(decoding: Decoding, prompts: Prompts, drafting: Bool[Array, ""]) -> 
 
 def empty_record(config: RolloutConfig, sequences: int) -> Rollout:
     """Return the record of sequences that have not begun."""
-    lengths = jnp.zeros(sequences, jnp.int32)
-    return Rollout(lengths=lengths, **_blank_record(config, sequences, config.max_new_tokens))
+    lengths, turns = jnp.zeros(sequences, jnp.int32), dict[str, Any]()
+    if config.environment is not None:
+        sampled = jnp.zeros((sequences, config.max_new_tokens), bool)
+        turns = dict(sampled=sampled, ending=lengths.astype(jnp.int8), returns=lengths.astype(jnp.float32))
+    return Rollout(lengths=lengths, **turns, **_blank_record(config, sequences, config.max_new_tokens))
 
 
 def _blank_record(config: RolloutConfig, rows: int, columns: int) -> dict[str, Any]:
@@ -111,11 +115,12 @@ def start_rows(
     prefilled: Prefill = jax.tree.map(lambda x: x[prompt], kept)
     prefilled = kv.resize(prefilled, length - prefilled.cache[0].k.shape[2])
     zeros, routes = jnp.zeros(rows, jnp.int32), prefilled.routes
+    keys = sequence_keys(seed_step, prefilled.prompts.id, sequence % config.group_size)
     if routes is not None:
-        routes = jnp.pad(routes, ((0, 0), (0, config.max_new_tokens + config.slack), (0, 0), (0, 0)))
+        routes = jnp.pad(routes, ((0, 0), (0, config.max_new_tokens + config.room), (0, 0), (0, 0)))
     state = RoundState(
         sequence=sequence,
-        keys=sequence_keys(seed_step, prefilled.prompts.id, sequence % config.group_size),
+        keys=keys,
         prompt=prefilled.prompts.lengths,
         emitted=zeros,
         pending=zeros,
@@ -124,7 +129,8 @@ def start_rows(
         draft=prefilled.draft,
         routes=routes,
         stop_state=None if config.stop_automaton is None else jnp.full_like(zeros, START),
-        **_blank_record(config, rows, config.max_new_tokens + config.slack),
+        turns=begin_turns(config, prefilled.prompts, keys),
+        **_blank_record(config, rows, config.max_new_tokens + config.room),
     )
     return next_token(decoding, state, prefilled)
 
@@ -174,13 +180,13 @@ def write_back(record: Rollout, state: RoundState, *, live: bool = False) -> Rol
     real = jnp.arange(budget)[None] < state.emitted[:, None]
     into = state.sequence if live else jnp.where(state.done, state.sequence, len(record.lengths))
 
-    def put(name: str, new: Array) -> Array:
-        if name in BY_TOKEN:
-            new = jnp.where(real, new[:, :budget], jnp.zeros((), new.dtype))
-        return getattr(record, name).at[into].set(new, mode="drop")
-
-    accumulated = {name: getattr(state, name) for name in (*BY_TOKEN, *BY_ROW)} | {"lengths": state.emitted}
-    written = {name: put(name, new) for name, new in accumulated.items()}
+    by_row = {name: getattr(state, name) for name in BY_ROW} | {"lengths": state.emitted}
+    by_token = {name: getattr(state, name) for name in BY_TOKEN}
+    if state.turns is not None:
+        by_row |= {"ending": state.turns.ending, "returns": state.turns.returns}
+        by_token |= {"sampled": state.writer != Writer.ENVIRONMENT}
+    by_row |= {name: jnp.where(real, x[:, :budget], jnp.zeros((), x.dtype)) for name, x in by_token.items()}
+    written = {name: getattr(record, name).at[into].set(new, mode="drop") for name, new in by_row.items()}
     if record.routes is not None and state.routes is not None:
         seen = jnp.arange(record.routes.shape[1])[None] < state.visible[:, None]
         routes = jnp.where(seen[..., None, None], state.routes[:, : seen.shape[1]], jnp.zeros((), state.routes.dtype))

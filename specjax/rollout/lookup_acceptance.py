@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax.rollout.rounds import Decoding, RoundState
+from specjax.types import Writer
 
 PLACES_PER_ROW = 16
 # Most tokens in all rows times places processed in parallel: bounds the memory.
@@ -31,6 +32,9 @@ def count_lookup_acceptance(decoding: Decoding, state: RoundState) -> Int[Array,
         proposal, _ = drafter.propose(decoding.params, draft, zeros, config.law)
         position = jnp.arange(longest)[None]
         drafted = known[:, None] + position < state.emitted[:, None]
+        if state.turns is not None:
+            writer = jnp.take_along_axis(state.writer, known[:, None] + position, axis=1, mode="clip")
+            drafted &= writer != Writer.ENVIRONMENT
         drawn = jnp.take_along_axis(state.tokens, known[:, None] + position, axis=1, mode="clip")
         equal = (position < proposal.length[:, None]) & (proposal.tokens == drawn)
         accepted = drafted & (jnp.cumprod(equal, axis=1) > 0)

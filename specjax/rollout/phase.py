@@ -1,6 +1,7 @@
 """One phase of a rollout: rounds in a fixed number of slots, with waiting sequences admitted to free ones."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ from specjax import cache as kv
 from specjax import kernels
 from specjax.keys import SeedStep
 from specjax.rollout.admission import Carry, admit
+from specjax.rollout.append import answer
 from specjax.rollout.plan import Phase, admission, lay_out
 from specjax.rollout.rounds import Decoding, RoundState, StopCondition, rounds
 from specjax.types import Prompts
@@ -72,7 +74,24 @@ class PhaseRun:
         )
 
     def _decode(self, state: RoundState, stop: StopCondition) -> tuple[RoundState, Array]:
-        """Run rounds at the phase's draft length. Where that is a traced index, each length has its branch."""
+        """Run rounds at the phase's draft length, and let the environment answer once enough rows wait for it."""
+        if self.decoding.config.environment is None:
+            return self._rounds(state, stop)
+
+        def rounds_and_answers(loop: tuple[RoundState, Array]) -> tuple[RoundState, Array]:
+            state, count = self._rounds(loop[0], lambda state, number: stop(state, number) | self._answers(state))
+            return kernels.run_if(self._answers(state), partial(answer, self.decoding), state), loop[1] + count
+
+        return jax.lax.while_loop(lambda loop: ~stop(*loop), rounds_and_answers, (state, jnp.int32(0)))
+
+    def _answers(self, state: RoundState) -> Bool[Array, ""]:
+        """Return whether the environment answers: to a whole admission of rows, or to all that are live."""
+        assert state.turns is not None
+        rows, waiting = admission(self.decoding.config, self.phase.slots)[0], state.turns.waiting & ~state.done
+        return jnp.any(waiting) & ((jnp.sum(waiting) >= rows) | jnp.all(state.idle))
+
+    def _rounds(self, state: RoundState, stop: StopCondition) -> tuple[RoundState, Array]:
+        """Run rounds. Where the draft length is a traced index, each length has its branch."""
         lengths, index = self.decoding.config.lengths, self.decoding.config.length_index(self.number)
         if isinstance(index, int):
             return rounds(self.decoding, state, lengths[index], stop)
@@ -117,7 +136,7 @@ def plain_rounds(before: Carry, after: Carry, loop_rounds: Int[Array, ""]) -> In
     queue, `loop_rounds` times the mean tokens per verification.
     """
     if after.queue is None:
-        tokens = after.state.emitted - before.state.emitted
+        tokens = after.state.drawn - before.state.drawn
         return jnp.min(jnp.where(after.state.done, jnp.max(tokens), tokens))
     tokens, row_rounds = (end - start for end, start in zip(_totals(after), _totals(before), strict=True))
     mean = tokens / jnp.maximum(row_rounds, 1)
@@ -128,6 +147,6 @@ def _totals(carry: Carry) -> tuple[Array, Array]:
     """Return the tokens after the first, and the verifications, of all sequences so far."""
     record, state = carry.record, carry.state
     assert record.row_rounds is not None
-    lengths = record.lengths.at[state.sequence].set(state.emitted)
+    lengths = record.written.at[state.sequence].set(state.drawn)
     row_rounds = record.row_rounds.at[state.sequence].set(state.row_rounds)
     return jnp.sum(jnp.maximum(lengths - 1, 0)), jnp.sum(row_rounds)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from specjax.environments import Environment
 from specjax.options import DraftLength, NonNegative, Options, Positive, above, below
 from specjax.rollout.stop_strings import StopAutomaton, automaton_of, check_stop_strings
 from specjax.sampling import SamplingLaw
@@ -40,6 +41,9 @@ class RolloutConfig(Options):
         kept_prompts:   Prompts whose caches are kept while samples of theirs wait; 0: as many as `admit` fills.
         carry_over:     Share of the prompts to finish and train on per step.
         max_age:        Drop groups unfinished after so many updates. None: never.
+        environment:    Answers between the turns of a sequence. None: one turn.
+        turns:          Most turns of a sequence.
+        turn_tokens:    Most tokens that are drawn in a turn. None: as many as the completion may have.
     """
 
     group_size: Positive = 8
@@ -55,6 +59,9 @@ class RolloutConfig(Options):
     kept_prompts: NonNegative = 0
     carry_over: Annotated[float, above(0), below(1)] | None = None
     max_age: Positive | None = None
+    environment: Environment | None = None
+    turns: Positive = 8
+    turn_tokens: Positive | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,6 +73,8 @@ class RolloutConfig(Options):
             raise ValueError(f"phases = {self.phases}: must be (slots, window), and slots never rise")
         if self.max_age is not None and self.carry_over is None:
             raise ValueError(f"max_age = {self.max_age}: must be None without carry_over")
+        if self.environment is not None and self.carry_over is not None:
+            raise ValueError(f"carry_over = {self.carry_over}: must be None with an environment")
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -101,6 +110,11 @@ class RolloutConfig(Options):
     def slack(self) -> int:
         """Return the columns needed beyond the last position that counts: verification writes there before the cut."""
         return max(self.lengths) + 1
+
+    @property
+    def room(self) -> int:
+        """Return the positions that arrays need beyond the last that counts: for a verification, or an observation."""
+        return self.slack if self.environment is None else max(self.slack, self.environment.width)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from specjax.drafters import Drafter, Proposal
 from specjax.drafters.base import DraftState
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.stop_strings import FOUND
+from specjax.rollout.turns import Turns
 from specjax.sampling import full_log_probs, pick, process_logits, whole_rows
 from specjax.types import Cache, Params, Policy, PolicyOutput, Writer, pytree
 from specjax.verify import Noise, Verifier, find_verifier
@@ -40,6 +41,7 @@ class RoundState:
         draft:    The drafter's state.
         routes:   Experts of each position; the first `visible` count. None without a mixture of experts.
         stop_state: int32, state of `RolloutConfig.stop_automaton` after the emitted tokens; None without it.
+        turns:    Turns of the rows; None without an environment.
     """
 
     sequence: Int[Array, "B"]
@@ -61,11 +63,29 @@ class RoundState:
     row_rounds: Int[Array, "B"]
     routes: Integer[Array, "B P+C+K+1 M A"] | None = None
     stop_state: Int[Array, "B"] | None = None
+    turns: Turns | None = None
 
     @property
     def visible(self) -> Int[Array, "B"]:
         """Return the number of cached positions that count: all committed tokens but the pending one."""
         return self.prompt + self.emitted - 1
+
+    @property
+    def drawn(self) -> Int[Array, "B"]:
+        """Return the number of completion tokens that the policy drew."""
+        return self.emitted if self.turns is None else self.emitted - self.turns.observed
+
+    @property
+    def idle(self) -> Bool[Array, "B"]:
+        """Return which rows emit nothing: those that are done, and those that wait for their environment."""
+        return self.done if self.turns is None else self.done | self.turns.waiting
+
+    def left(self, config: RolloutConfig) -> Int[Array, "B"]:
+        """Return how many tokens may still be drawn, in this turn if there are turns."""
+        left = config.max_new_tokens - self.emitted
+        if self.turns is None or config.turn_tokens is None:
+            return left
+        return jnp.minimum(left, self.turns.began + config.turn_tokens - self.emitted)
 
 
 @dataclass(frozen=True)
@@ -110,10 +130,10 @@ def round_once(decoding: Decoding, state: RoundState, k: int) -> RoundState:
     with jax.named_scope("verify"):
         tokens = jnp.concatenate([state.pending[:, None], proposal.tokens], axis=1)
         output = policy.apply(params.policy, tokens, state.visible, state.cache)
-    state = replace(state, cache=output.cache, row_rounds=state.row_rounds + (~state.done).astype(jnp.int32))
+    state = replace(state, cache=output.cache, row_rounds=state.row_rounds + (~state.idle).astype(jnp.int32))
     routes = routes_of(policy, output)
     if state.routes is not None and routes is not None:
-        state = replace(state, routes=_put(state.routes, routes, state.visible))
+        state = replace(state, routes=put_rows(state.routes, routes, state.visible))
     features = decoding.drafter.features(output) if k else None
     return commit(decoding, state, output.logits, features, proposal, noise)
 
@@ -157,7 +177,12 @@ def commit(
         stop_state = state.stop_state
         if stop_states is not None and stop_state is not None:
             stop_state = _last(stop_states, count, stop_state)
-        emitted = state.emitted + count
+        emitted, turns = state.emitted + count, state.turns
+        ended = spent = ~state.idle & ~stopped & (count == state.left(config))
+        if turns is None:
+            ended = spent | stopped
+        else:
+            turns = turns.after(stopped, spent)
         offered = _offered(state, proposal, config)
         kept = column[:, :-1] < jnp.minimum(verdict.accepted, count)[:, None]
         law = pick(log_p, tokens)
@@ -165,22 +190,23 @@ def commit(
             state,
             emitted=emitted,
             pending=_last(tokens, count, state.pending),
-            done=state.done | stopped | (emitted == config.max_new_tokens),
+            done=state.done | ended,
             stopped=state.stopped | stopped,
             draft=state.draft if features is None else decoding.drafter.observe(state.draft, features, tokens, count),
-            tokens=_put(state.tokens, tokens, state.emitted),
-            law=_put(state.law, law, state.emitted),
-            full=_put(state.full, _full(logits, tokens, law, config), state.emitted),
+            tokens=put_rows(state.tokens, tokens, state.emitted),
+            law=put_rows(state.law, law, state.emitted),
+            full=put_rows(state.full, _full(logits, tokens, law, config), state.emitted),
             drafted=_count(state.drafted, offered),
             accepted=_count(state.accepted, kept),
-            draft_outcome=_put(state.draft_outcome, _draft_outcome(proposal, offered, kept), state.emitted),
-            writer=_put(state.writer, _writer(verdict.accepted, proposal.length, logits.shape[1]), state.emitted),
+            draft_outcome=put_rows(state.draft_outcome, _draft_outcome(proposal, offered, kept), state.emitted),
+            writer=put_rows(state.writer, _writer(verdict.accepted, proposal.length, logits.shape[1]), state.emitted),
             stop_state=stop_state,
+            turns=turns,
         )
 
 
-def _put(into: Array, new: Array, at: Int[Array, "B"]) -> Array:
-    """Write new positions at at[b] of row b."""
+def put_rows(into: Array, new: Array, at: Int[Array, "B"]) -> Array:
+    """Return `into` with new positions written at at[b] of row b."""
     return jax.vmap(lambda row, new, at: jax.lax.dynamic_update_slice_in_dim(row, new, at, axis=0))(into, new, at)
 
 
@@ -211,16 +237,16 @@ def _cut(
     column = jnp.arange(ends.shape[1])[None]
     stop = (column <= accepted[:, None]) & ends
     last = jnp.where(stop.any(axis=1), jnp.argmax(stop, axis=1), accepted)
-    count = jnp.minimum(last + 1, config.max_new_tokens - state.emitted)
-    count = jnp.where(state.done, 0, count).astype(jnp.int32)
+    count = jnp.minimum(last + 1, state.left(config))
+    count = jnp.where(state.idle, 0, count).astype(jnp.int32)
     return count, (stop & (column < count[:, None])).any(axis=1)
 
 
 def _offered(state: RoundState, proposal: Proposal, config: RolloutConfig) -> Bool[Array, "B K"]:
     """Return which drafted tokens could be emitted: not those after an end of the completion or beyond the budget."""
     stop = _ends(state, proposal.tokens, config)[0].astype(jnp.int32)
-    reachable = (jnp.cumsum(stop, axis=1) == stop) & ~state.done[:, None]
-    most = jnp.minimum(proposal.length, config.max_new_tokens - state.emitted)
+    reachable = (jnp.cumsum(stop, axis=1) == stop) & ~state.idle[:, None]
+    most = jnp.minimum(proposal.length, state.left(config))
     return reachable & (jnp.arange(stop.shape[1])[None] < most[:, None])
 
 

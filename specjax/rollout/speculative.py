@@ -73,12 +73,12 @@ def start_rollout(decoding: Decoding, prompts: Prompts, seed_step: SeedStep, slo
     sequences, sequence, started = len(prompts.lengths) * group, jnp.arange(slots), -(-slots // group)
     drafting = config.draft_length_in(0) > 0
     started_prompts = prefill(decoding, jax.tree.map(lambda x: x[:started], prompts), drafting)
-    length = prompts.tokens.shape[1] + config.max_new_tokens + config.slack
+    length = prompts.tokens.shape[1] + config.max_new_tokens + config.room
     state = start_rows(decoding, started_prompts, sequence // group, sequence, seed_step, length)
     record = empty_record(config, sequences)
     if state.routes is not None:
         _, width, *chosen = state.routes.shape
-        record = replace(record, routes=jnp.zeros((sequences, width - config.slack, *chosen), state.routes.dtype))
+        record = replace(record, routes=jnp.zeros((sequences, width - config.room, *chosen), state.routes.dtype))
     if lay_out(config, sequences, prompts.tokens.shape[1])[-1].slots < sequences:
         # Sequences leave their slots before the rollout ends: give the drafter's state room for their completions.
         state = share_finished(decoding, state, record, prompts)

@@ -33,27 +33,38 @@ def completion_law(
     budget: int,
     law: SamplingLaw,
     ends: Callable[[Completion], bool] = lambda _: False,
+    answer: Callable[[Completion, int, int], Completion | None] | None = None,
 ) -> Cells:
     """Return the probability of every completion.
 
     logits_of: tokens [n, T] -> logits [n, T, V], teacher-forced.
-    ends: whether a completion ends after these tokens, beside those that end with one of `stops`.
+    ends: whether a turn ends after these tokens, beside those that end with one of `stops`.
+    answer: (completion, where its last turn began, number of turns before) -> what an environment answers to the turn;
+            None: the completion ends. Without it, it ends with its first turn.
     """
-    paths = list(itertools.product([v for v in range(vocab) if v not in stops], repeat=budget))
+    tokens = [v for v in range(vocab) if v not in stops or answer is not None]
+    paths = list(itertools.product(tokens, repeat=budget))
     logits = np.array(processes.fetch(logits_of(np.array([prompt + path for path in paths]))), np.float64)
     laws = reference_law(logits[:, len(prompt) - 1 : len(prompt) - 1 + budget], law)
     following = {path[:t]: row[t] for path, row in zip(paths, laws, strict=True) for t in range(budget)}
     cells: Cells = {}
 
-    def extend(prefix: tuple[int, ...], probability: float) -> None:
-        if len(prefix) == budget or (prefix and prefix[-1] in stops) or ends(prefix):
-            cells[prefix] = probability
-            return
+    def extend(prefix: Completion, probability: float, began: int = 0, turn: int = 0) -> None:
+        if len(prefix) > began and (prefix[-1] in stops or ends(prefix)):
+            observed = None if answer is None else answer(prefix, began, turn)
+            if observed is not None:
+                begun = prefix + observed
+                return draw(begun, probability, len(begun), turn + 1)
+        elif len(prefix) < budget:
+            return draw(prefix, probability, began, turn)
+        cells[prefix] = probability
+
+    def draw(prefix: Completion, probability: float, began: int, turn: int) -> None:
         for token, p in enumerate(following[prefix]):
             if p > 0:
-                extend((*prefix, token), probability * float(p))
+                extend((*prefix, token), probability * float(p), began, turn)
 
-    extend((), 1.0)
+    draw((), 1.0, 0, 0)
     return cells
 
 

@@ -14,7 +14,7 @@ class Sequences:
     """Sequences that a draft is trained on.
 
     tokens:     int32 [R, S], prompt and completion, left-aligned, then zeros.
-    completion: bool [R, S], True at completion tokens.
+    completion: bool [R, S], True at completion tokens. What was observed between turns is none.
     keys:       uint32 [R, 2], keys of the rows' draws of anchors (specjax.train.draft.anchors); None: nothing is drawn.
     routes:     [R, S, M, A], experts of each token in the rollout (`Rollout.routes`); None: not recorded.
     """
@@ -98,12 +98,15 @@ def join_completions(prompts: Prompts, rollout: Rollout, reward: Float[Array, "R
     if rollout.routes is not None and rollout.routes.shape[:2] != tokens.shape:
         raise ValueError(f"routes: of shape {rollout.routes.shape}; must begin with {tokens.shape}, the rows' shape")
     column, end = jnp.arange(tokens.shape[1])[None], (start + rollout.lengths)[:, None]
+    completion = (column >= start[:, None]) & (column < end)
+    if rollout.sampled is not None:
+        completion &= place(jnp.zeros(tokens.shape, bool), rollout.sampled)
     current = None
     if rollout.resumed_at is not None:
         current = (column >= (start + rollout.resumed_at)[:, None]) & (column < end)
     return ScoredSequences(
         tokens=jnp.where(column < end, place(tokens, rollout.tokens), 0),
-        completion=(column >= start[:, None]) & (column < end),
+        completion=completion,
         reward=reward,
         counted=jnp.isfinite(reward),
         mu=None if rollout.full is None else place(jnp.zeros(tokens.shape, jnp.float32), rollout.full),

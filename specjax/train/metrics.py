@@ -19,7 +19,7 @@ def rollout_metrics(rollout: Rollout) -> Metrics:
     metrics = {"rollout/tokens": tokens}
     if rollout.done is None:
         metrics["rollout/length_mean"] = tokens / len(lengths)
-        metrics["rollout/length_max"] = jnp.max(lengths)
+        metrics["rollout/length_max"] = jnp.max(rollout.written)
         if rollout.stopped is not None:
             metrics["rollout/truncated"] = _total(~rollout.stopped) / len(rollout.stopped)
             # Nothing, or nothing but a stop token.

@@ -2,7 +2,7 @@
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from specjax.train.batch import Sequences
 from specjax.types import TrainState, pytree
@@ -13,28 +13,35 @@ class Replay:
     """The last n rollouts; each overwrites the one n steps before it.
 
     tokens: int32 [n, R, S], as in `Sequences`. start, end: int32 [n, R], where the completion begins, and ends.
+    sampled: bool [n, R, S], completion tokens of rollouts with turns; None: all between `start` and `end`.
     """
 
     tokens: Int[Array, "n R S"]
     start: Int[Array, "n R"]
     end: Int[Array, "n R"]
+    sampled: Bool[Array, "n R S"] | None = None
 
     @classmethod
-    def empty(cls, count: int, rows: tuple[int, int]) -> "Replay":
-        """Return room for `count` rollouts of shape (R, S)."""
+    def empty(cls, count: int, rows: tuple[int, int], turns: bool = False) -> "Replay":
+        """Return room for `count` rollouts of shape (R, S). turns: they have observed tokens."""
         # Separate arrays: a state is donated, and no buffer can be donated twice.
         shapes = (count, *rows), (count, rows[0]), (count, rows[0])
-        return cls(*(jnp.zeros(shape, jnp.int32) for shape in shapes))
+        sampled = jnp.zeros((count, *rows), bool) if turns else None
+        return cls(*(jnp.zeros(shape, jnp.int32) for shape in shapes), sampled)
 
     def rows(self) -> Sequences:
         """Return the rollouts as rows [n, R, ..]."""
+        if self.sampled is not None:
+            return Sequences(self.tokens, self.sampled)
         column = jnp.arange(self.tokens.shape[-1])[None, None]
         return Sequences(self.tokens, (column >= self.start[..., None]) & (column < self.end[..., None]))
 
     def add(self, sequences: Sequences, step: Int[Array, ""]) -> "Replay":
         """Overwrite the oldest rollout."""
         end = sequences.lengths
-        new = Replay(sequences.tokens, end - jnp.sum(sequences.completion, axis=1, dtype=jnp.int32), end)
+        sampled = None if self.sampled is None else sequences.completion
+        start = end - jnp.sum(sequences.completion, axis=1, dtype=jnp.int32)
+        new = Replay(sequences.tokens, start, end, sampled)
         at = step % len(self.tokens)
         return jax.tree.map(lambda old, new: jax.lax.dynamic_update_index_in_dim(old, new, at, 0), self, new)
 

@@ -1,0 +1,81 @@
+"""Answers of an environment: observed tokens are appended to rows whose turn has ended, with caches kept."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from specjax.rollout.rounds import Decoding, RoundState, put_rows, routes_of
+from specjax.rollout.stop_strings import START
+from specjax.types import Ending, Writer
+
+
+@jax.named_scope("answer")
+def answer(decoding: Decoding, state: RoundState) -> RoundState:
+    """Let the environment answer the rows that wait for it: each ends, or begins its next turn."""
+    config, turns = decoding.config, state.turns
+    assert config.environment is not None and turns is not None
+    written = state.tokens[:, : config.max_new_tokens]
+    environment, seen = config.environment.step(turns.environment, written, turns.began, state.emitted)
+    waiting, failed = turns.waiting, jnp.zeros_like(state.done) if seen.failed is None else seen.failed
+    number = turns.number + waiting.astype(jnp.int32)
+    ending = jnp.select(
+        [failed, seen.done, number >= config.turns, state.emitted + seen.count >= config.max_new_tokens],
+        [Ending.FAILED, Ending.STOP, Ending.TURNS, Ending.FULL],
+        Ending.GOING,
+    ).astype(jnp.int8)
+    goes_on = waiting & (ending == Ending.GOING)
+    emitted = state.emitted
+    state = append(decoding, state, seen.tokens, jnp.where(goes_on, seen.count, 0))
+    return replace(
+        state,
+        done=state.done | (waiting & ~goes_on),
+        stopped=jnp.where(waiting, ending == Ending.STOP, state.stopped),
+        turns=replace(
+            turns,
+            number=number,
+            observed=turns.observed + state.emitted - emitted,
+            began=jnp.where(goes_on, state.emitted, turns.began),
+            waiting=jnp.zeros_like(waiting),
+            ending=jnp.where(waiting, ending, turns.ending),
+            returns=turns.returns + jnp.where(waiting & ~failed, seen.reward, 0.0),
+            environment=_where_rows(waiting, environment, turns.environment),
+        ),
+    )
+
+
+def append(decoding: Decoding, state: RoundState, tokens: Int[Array, "B O"], count: Int[Array, "B"]) -> RoundState:
+    """Append the first `count` tokens to each row, as observed. One forward caches the row up to the last of them.
+
+    The drafter observes them with the policy's features, as it observes emitted tokens.
+    """
+    policy, config = decoding.policy, decoding.config
+    fed = jnp.concatenate([state.pending[:, None], tokens[:, :-1]], axis=1)
+    output = policy.apply(decoding.params.policy, fed, state.visible, state.cache, jnp.zeros_like(count))
+    draft, routes = state.draft, routes_of(policy, output)
+    if max(config.lengths):
+        features = decoding.drafter.features(output)
+        draft = decoding.drafter.append(decoding.params, draft, features, tokens, count, state.visible)
+    zeros = jnp.zeros(tokens.shape, jnp.float32)
+    last = jnp.take_along_axis(tokens, jnp.maximum(count - 1, 0)[:, None], axis=1)[:, 0]
+    put = {"tokens": tokens, "law": zeros, "full": zeros, "draft_outcome": jnp.zeros_like(tokens)}
+    put |= {"writer": jnp.full(tokens.shape, Writer.ENVIRONMENT, jnp.int8)}
+    written = {name: put_rows(getattr(state, name), new, state.emitted) for name, new in put.items()}
+    if state.routes is not None and routes is not None:
+        written["routes"] = put_rows(state.routes, routes, state.visible)
+    if state.stop_state is not None:
+        written["stop_state"] = jnp.where(count > 0, START, state.stop_state)
+    return replace(
+        state,
+        cache=output.cache,
+        draft=draft,
+        emitted=state.emitted + count,
+        pending=jnp.where(count > 0, last, state.pending),
+        **written,
+    )
+
+
+def _where_rows(rows: Bool[Array, "B"], new: object, old: object) -> object:
+    """Return the rows of `new` where `rows`, otherwise those of `old`."""
+    return jax.tree.map(lambda x, y: jnp.where(rows.reshape(-1, *(1,) * (x.ndim - 1)), x, y), new, old)

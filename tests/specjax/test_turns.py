@@ -1,0 +1,218 @@
+"""Rollouts with an environment: tokens, marks and endings against a simulation without caches, and exact laws."""
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from specjax.environments import Observation
+from specjax.keys import Purpose, gumbels, seed_step, sequence_keys
+from specjax.rollout.plan import RolloutConfig
+from specjax.sampling import SamplingLaw
+from specjax.testing.exact import completion_law, count_completions, fit
+from specjax.train.batch import join_completions
+from specjax.types import Ending, Prompts, Rollout, Writer
+from tests.tiny import ENUMERABLE, WANDERING, World, assert_same
+
+GROUP, BUDGET, RUN = 4, 24, seed_step(3, 5)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Answers with tokens that follow from the sum of the turn's tokens and the number of the turn.
+
+    vocab: tokens of an answer are below it. never: it ends no sequence. ends: it ends all at once.
+    """
+
+    vocab: int
+    width: int = 3
+    ends: bool = False
+
+    def begin(self, prompts: Prompts, keys: jax.Array) -> Any:
+        return {"turn": jnp.zeros(len(keys), jnp.int32), "offset": prompts.lengths}
+
+    def step(self, state: Any, tokens: jax.Array, start: jax.Array, end: jax.Array) -> tuple[Any, Observation]:
+        column = jnp.arange(tokens.shape[1])[None]
+        total = jnp.sum(jnp.where((column >= start[:, None]) & (column < end[:, None]), tokens, 0), axis=1)
+        total += state["turn"] + state["offset"]
+        answer = jnp.stack([(total * (i + 1) + i) % self.vocab for i in range(self.width)], axis=1)
+        done = jnp.full(total.shape, True) if self.ends else total % 5 == 0
+        seen = Observation(answer, total % (self.width + 1), done, (total % 4).astype(jnp.float32), total % 11 == 1)
+        return {**state, "turn": state["turn"] + 1}, seen
+
+
+class Episode(NamedTuple):
+    """What a simulation of one sequence came to."""
+
+    tokens: list[int]
+    sampled: list[bool]
+    ending: Ending
+    returns: float
+
+
+def simulate(world: World, config: RolloutConfig, prompt: int, noise: np.ndarray) -> Episode:
+    """Return a sequence, drawn token by token with whole forwards. noise: [C, V], of each position."""
+    environment: Any = config.environment
+    tokens, sampled, returns, began, turn = list[int](), list[bool](), 0.0, 0, 0
+    while True:
+        padded = np.array([*tokens, *[0] * (config.max_new_tokens - len(tokens))])
+        logits = world.completion_logits(prompt, padded)[len(tokens)]
+        tokens.append(int((logits / config.law.temperature + noise[len(tokens)]).argmax()))
+        sampled.append(True)
+        if tokens[-1] not in config.stop_tokens:
+            if len(tokens) == config.max_new_tokens or len(tokens) - began == config.turn_tokens:
+                return Episode(tokens, sampled, Ending.LENGTH, returns)
+            continue
+        total = sum(tokens[began:]) + turn + len(world.prompts[prompt])
+        turn += 1
+        if total % 11 == 1:
+            return Episode(tokens, sampled, Ending.FAILED, returns)
+        returns += total % 4
+        if environment.ends or total % 5 == 0:
+            return Episode(tokens, sampled, Ending.STOP, returns)
+        answer = [(total * (i + 1) + i) % environment.vocab for i in range(environment.width)]
+        answer = answer[: total % (environment.width + 1)]
+        if turn == config.turns or len(tokens) + len(answer) >= config.max_new_tokens:
+            return Episode(tokens, sampled, Ending.TURNS if turn == config.turns else Ending.FULL, returns)
+        tokens, sampled = tokens + answer, sampled + [False] * len(answer)
+        began = len(tokens)
+
+
+BASE = RolloutConfig(
+    group_size=GROUP,
+    max_new_tokens=BUDGET,
+    draft_length=0,
+    stop_tokens=(3, 10, 17, 1, 5, 8),
+    verifier="coupled",
+    law=SamplingLaw(0.8),
+    environment=Sums(WANDERING.vocab),
+    turns=5,
+    turn_tokens=9,
+)
+
+
+@pytest.fixture(scope="module")
+def episodes() -> list[Episode]:
+    ids, starts = (jnp.repeat(x, GROUP) for x in (WANDERING.batch.id, WANDERING.batch.lengths))
+    keys = sequence_keys(RUN, ids, jnp.tile(jnp.arange(GROUP), len(WANDERING.batch.id)))
+    positions = starts[:, None] + jnp.arange(BUDGET)[None]
+    noise = np.asarray(gumbels(keys, positions, Purpose.COUPLED, WANDERING.vocab))
+    return [simulate(WANDERING, BASE, row // GROUP, noise[row]) for row in range(len(ids))]
+
+
+def check(rollout: Rollout, episodes: list[Episode]) -> None:
+    """Verify that the rollout has the tokens, marks, endings and returns of the simulation."""
+    assert rollout.sampled is not None and rollout.ending is not None and rollout.writer is not None
+    for row, episode in enumerate(episodes):
+        length = len(episode.tokens)
+        assert rollout.lengths[row] == length
+        assert rollout.tokens[row].tolist() == episode.tokens + [0] * (BUDGET - length)
+        assert rollout.sampled[row].tolist() == episode.sampled + [False] * (BUDGET - length)
+        assert Ending(int(rollout.ending[row])) == episode.ending
+        assert rollout.returns is not None and rollout.returns[row] == episode.returns
+        assert rollout.stopped is not None and rollout.stopped[row] == (episode.ending == Ending.STOP)
+    observed = np.asarray(rollout.writer) == Writer.ENVIRONMENT
+    np.testing.assert_array_equal(
+        observed,
+        ~np.asarray(rollout.sampled)
+        & (np.asarray(rollout.tokens) * 0 + 1 > 0)
+        & (np.arange(BUDGET)[None] < np.asarray(rollout.lengths)[:, None]),
+    )
+    assert not np.asarray(rollout.full)[observed].any() and not np.asarray(rollout.law)[observed].any()
+
+
+def test_the_episodes_have_something_to_compare(episodes: list[Episode]):
+    assert {episode.ending for episode in episodes} == {
+        *(Ending.STOP, Ending.LENGTH, Ending.TURNS, Ending.FAILED, Ending.FULL)
+    }
+    observed = [len(episode.sampled) - sum(episode.sampled) for episode in episodes]
+    assert sum(observed) > 20 and max(observed) > 4
+
+
+@pytest.mark.parametrize(
+    "drafter, draft, k",
+    [
+        ("none", "none", 0),
+        ("eagle3", "random", 4),
+        ("dspark reduced", "random dspark reduced", 3),
+        ("either history", "random beside remembered", 2),
+        ("model", "twin", 1),
+        pytest.param("ngram", "none", 4, marks=pytest.mark.slow),
+        pytest.param("dflash", "random dflash", 2, marks=pytest.mark.slow),
+        pytest.param("mtp", "random mtp", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_rollouts_are_the_simulated_episodes(episodes: list[Episode], drafter: str, draft: str, k: int):
+    rollout = WANDERING.rollout(drafter, draft, replace(BASE, draft_length=k), RUN)
+    check(rollout, episodes)
+    assert not k or np.sum(rollout.accepted) > 0
+
+
+def test_answers_in_other_slots_and_phases_change_no_token(episodes: list[Episode]):
+    phases = ((7, 20), (7, 28), (2, 64))
+    config = replace(BASE, draft_length=0, draft_lengths=(0, 3), phases=phases)
+    program = WANDERING.program("eagle3", config)
+    for chosen in ([1, 0, 1], [0, 1, 1]):
+        check(program(WANDERING.params("random"), WANDERING.batch, RUN, jnp.array(chosen)), episodes)
+
+
+def test_an_environment_that_ends_all_at_once_is_none():
+    config = replace(BASE, draft_length=3, turn_tokens=None, environment=Sums(WANDERING.vocab, ends=True))
+    rollout = WANDERING.rollout("eagle3", "random", config, RUN)
+    alone = WANDERING.rollout("eagle3", "random", replace(config, environment=None), RUN)
+    for name in ("tokens", "lengths", "law", "full", "writer", "accepted", "row_rounds"):
+        np.testing.assert_array_equal(getattr(rollout, name), getattr(alone, name), err_msg=name)
+    assert_same(rollout, alone)
+
+
+@pytest.mark.parametrize(
+    "drafter, draft, k, verifier",
+    [
+        ("none", "none", 0, "rejection"),
+        ("eagle3", "trained", 2, "rejection"),
+        ("dspark", "trained dspark", 3, "block"),
+        ("ngram", "none", 2, "coupled"),
+    ],
+)
+def test_two_turns_follow_their_exact_law(drafter: str, draft: str, k: int, verifier: Any):
+    world, budget = ENUMERABLE, 5
+    environment = Sums(world.vocab, width=2)
+    config = RolloutConfig(
+        group_size=2**14,
+        max_new_tokens=budget,
+        draft_length=k,
+        stop_tokens=(2, 4),
+        verifier=verifier,
+        environment=environment,
+        turns=2,
+    )
+
+    def answer(completion: tuple[int, ...], began: int, turn: int) -> tuple[int, ...] | None:
+        total = sum(completion[began:]) + turn + len(world.prompts[0])
+        seen = tuple((total * (i + 1) + i) % world.vocab for i in range(2))[: total % 3]
+        ends = total % 11 == 1 or total % 5 == 0 or turn + 1 == config.turns
+        return None if ends or len(completion) + len(seen) >= budget else seen
+
+    prompt = world.prompts[0]
+    cells = completion_law(world.logits, prompt, world.vocab, config.stop_tokens, budget, config.law, answer=answer)
+    counts: dict[tuple[int, ...], int] = {}
+    for step in range(4):
+        rollout = world.rollout(drafter, draft, config, seed_step(1, step))
+        for completion, number in count_completions(rollout).items():
+            counts[completion] = counts.get(completion, 0) + number
+    found = fit(counts, cells)
+    assert found.passes and found.power > 0.99, str(found)
+
+
+def test_observed_tokens_are_no_completion():
+    rollout = WANDERING.rollout("none", "none", BASE, RUN)
+    sequences = join_completions(WANDERING.batch, rollout, jnp.zeros(len(rollout.lengths)))
+    assert rollout.sampled is not None
+    for row, mask in enumerate(np.asarray(sequences.completion)):
+        start = int(WANDERING.batch.lengths[row // GROUP])
+        assert mask[start : start + BUDGET].tolist() == rollout.sampled[row].tolist()
+        assert not mask[:start].any() and not mask[start + BUDGET :].any()
+    np.testing.assert_array_equal(rollout.written, np.sum(rollout.sampled, axis=1))
