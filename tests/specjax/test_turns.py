@@ -17,7 +17,7 @@ from specjax.train.batch import join_completions
 from specjax.types import Ending, Prompts, Rollout, Writer
 from tests.tiny import ENUMERABLE, WANDERING, World, assert_same
 
-GROUP, BUDGET, RUN = 4, 24, seed_step(3, 5)
+GROUP, BUDGET, RUN = 4, 16, seed_step(3, 5)
 
 
 @dataclass(frozen=True)
