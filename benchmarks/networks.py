@@ -16,7 +16,7 @@ from models.drafts.eagle3 import Eagle3Config, init_eagle3, make_eagle3
 from models.params import init_params
 from specjax.drafters import NoDrafter
 from specjax.keys import seed_step
-from specjax.rollout.generate import make_generate
+from specjax.rollout.make_generate import make_generate
 from specjax.rollout.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
 from specjax.train.optimizer import OptimizerConfig, make_optimizer, update, usable

@@ -16,7 +16,7 @@ from specjax.drafters import (
 from specjax.keys import seed_step
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rewards import HostReward, host_reward
-from specjax.rollout.generate import make_generate
+from specjax.rollout.make_generate import make_generate
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
 from specjax.rollout.stop_strings import StopStrings, Vocabulary

@@ -1,33 +1,35 @@
-"""Environments that answer between the turns of a sequence, as functions in JAX."""
+"""Environments that answer between the turns of a sequence: functions in JAX, or episodes on the host."""
 
+from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
-from specjax.types import Prompts, PyTree
+from specjax.types import Ending, Prompts, PyTree
 
 
 class Observation(NamedTuple):
-    """Answer to a turn.
+    """Answers to the turns of all rows.
 
     Attributes:
         tokens: int32 [B, O], appended to the sequence: its first `count` tokens.
         count:  int32 [B], 0 .. O.
         done:   bool [B], the sequence ends with its turn. Nothing is appended.
         reward: float32 [B], of the turn.
-        failed: bool [B], the sequence ends because the environment failed; None: none did.
+        ending: int8 [B], the `Ending` of sequences that are done; None: STOP.
     """
 
     tokens: Int[Array, "B O"]
     count: Int[Array, "B"]
     done: Bool[Array, "B"]
     reward: Float[Array, "B"]
-    failed: Bool[Array, "B"] | None = None
+    ending: Int[Array, "B"] | None = None
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """An environment of a rollout's sequences, as functions over its own state, whose arrays have the row first.
+    """An environment in JAX: functions over its own state, whose arrays have the row first.
 
     Each row is a sequence of its own: what a row gets must depend on that row's arguments only, or completions depend
     on what they are generated beside.
@@ -49,4 +51,49 @@ class Environment(Protocol):
 
         It is called with all rows. Only those whose turn has just ended read the results.
         """
+        ...
+
+
+class Answer(NamedTuple):
+    """Answer to a turn of one sequence.
+
+    Attributes:
+        tokens: appended to the sequence, at most `HostEnvironment.width`. Nothing is appended if the sequence ends.
+        reward: of the turn.
+        ending: why the sequence ends with its turn: STOP, FAILED or TIMED_OUT. GOING: it does not.
+    """
+
+    tokens: Sequence[int] = ()
+    reward: float = 0.0
+    ending: Ending = Ending.GOING
+
+
+@runtime_checkable
+class Episode(Protocol):
+    """What answers the turns of one sequence. Its methods return at once."""
+
+    def step(self, turn: Sequence[int]) -> Future[Answer]:
+        """Begin to answer a turn, given its tokens with what ended them. The future holds no exception."""
+        ...
+
+    def end(self) -> Future[float]:
+        """Begin to end the episode. Return its last reward; NaN: the sequence has none. Called once, in any case."""
+        ...
+
+
+@runtime_checkable
+class HostEnvironment(Protocol):
+    """An environment on the host. The rollout's program stops for its answers and goes on with its caches kept.
+
+    Answers may come at any time and in any order. What a sequence gets must depend on its own problem, seed and turns
+    only.
+    """
+
+    @property
+    def width(self) -> int:
+        """Return O, the most tokens of an observation."""
+        ...
+
+    def begin(self, problem: int, seed: int) -> Episode:
+        """Begin an episode. problem: `Prompts.id`. seed: 64 bits, of the sequence."""
         ...

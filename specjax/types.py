@@ -233,7 +233,7 @@ class Ending(enum.IntEnum):
 
     Attributes:
         GOING:     It has not ended.
-        STOP:      With a stop token or string, or because its environment was done.
+        STOP:      Its environment was done with it.
         LENGTH:    At the budget of its tokens, or of the tokens of one turn.
         TURNS:     At the limit of turns.
         FAILED:    Its environment failed.
@@ -270,7 +270,8 @@ class Rollout:
     Attributes:
         tokens:        int32 [R, C], the completion with what ends it; zero from `lengths` on.
         lengths:       int32 [R], 0 .. C.
-        stopped:       bool [R], ended by a stop token or string (False: by the length budget, or not yet).
+        stopped:       bool [R], ended by a stop token or string (False: by the length budget, or not yet); with an
+                       environment, the last turn, and its answer fitted into the budget.
         law:           float32 [R, C], log-prob of each token under the processed law it was drawn from.
         full:          float32 [R, C], log-prob under temperature alone, which ratios and KL use.
         drafted:       int32 [R, K], number of drafts whose token at position i could be emitted.
@@ -289,8 +290,9 @@ class Rollout:
         writer:        int8 [R, C], the `Writer` of each token.
         sampled:       bool [R, C], tokens that the policy drew: the others were observed between turns, and train
                        nothing. None: all before `lengths`.
-        ending:        int8 [R], the `Ending` of each sequence. None without turns: `stopped` says it.
-        returns:       float32 [R], sum of the rewards that an environment gave. None without one.
+        ending:        int8 [R], the `Ending` of each sequence. None without an environment, as the next two.
+        turns:         int32 [R], turns of each sequence that a stop token or string ended.
+        returns:       float32 [R], sum of the rewards that the environment gave; NaN if it failed or took too long.
         done:          bool [R], ended. The others go on in the next rollout. Required with carry-over, None without it.
         resumed_at:    int32 [R], number of tokens that earlier rollouts wrote. Set by the training step; None without
                        carry-over.
@@ -321,6 +323,7 @@ class Rollout:
     writer: Int[Array, "R C"] | None = None
     sampled: Bool[Array, "R C"] | None = None
     ending: Int[Array, "R"] | None = None
+    turns: Int[Array, "R"] | None = None
     returns: Float[Array, "R"] | None = None
     done: Bool[Array, "R"] | None = None
     resumed_at: Int[Array, "R"] | None = None

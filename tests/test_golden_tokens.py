@@ -11,7 +11,7 @@ from launch.cli.options import load_recipe
 from launch.setup.experiment import Experiment, build_experiment
 from specjax.drafters import Drafter, NGramDrafter, NoDrafter
 from specjax.keys import seed_step
-from specjax.rollout.generate import make_generate
+from specjax.rollout.make_generate import make_generate
 from specjax.types import Params
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "tiny_coupled.json").read_text())

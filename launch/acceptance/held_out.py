@@ -19,7 +19,7 @@ from models.config import DecoderConfig
 from specjax.drafters import Drafter
 from specjax.keys import seed_step
 from specjax.parallel import processes
-from specjax.rollout.generate import make_generate
+from specjax.rollout.make_generate import make_generate
 from specjax.rollout.plan import RolloutConfig
 from specjax.train.batch import Sequences
 from specjax.train.draft.distill import make_predict

@@ -11,7 +11,7 @@ from launch.phases.long_phases import long_phase
 from launch.setup.experiment import Experiment
 from specjax.drafters import Drafter
 from specjax.keys import seed_step
-from specjax.rollout.generate import GenerateProgram, make_generate
+from specjax.rollout.make_generate import GenerateProgram, make_generate
 from specjax.types import Params
 
 # First step number for the noise of answers. Training steps count up from 0, measurements down from -1.

@@ -1,1 +1,1 @@
-"""Environments on the host: what answers between the turns of a completion, in text, and the tools that a model calls."""
+"""Environments on the host, in text: what answers between the turns of a completion, and tools that a model calls."""

@@ -1,4 +1,4 @@
-"""What an environment on the host answers to a turn, in text. Imports nothing heavy: every episode's process loads it."""
+"""Answers of an environment on the host, in text. Imports nothing heavy: every episode's process loads it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
@@ -32,8 +32,8 @@ class Failure(NamedTuple):
 class TextEnvironment(Protocol):
     """A user's environment: one object for each episode, which is one completion of one problem.
 
-    It should be a function of (problem, seed, turns), so that an interrupted run can repeat it. `begin` and `end` may be
-    missing. An exception ends the episode, which then has no reward.
+    It should be a function of (problem, seed, turns), so that an interrupted run can repeat it. `begin` and `end` may
+    be missing. An exception ends the episode, which then has no reward.
     """
 
     def begin(self, problem: dict[str, Any], seed: int) -> None:

@@ -18,7 +18,8 @@ from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import SeedStep, seed_step
 from specjax.parallel import processes
 from specjax.rewards import RewardFn, compiled_reward
-from specjax.rollout.generate import make_generate, place
+from specjax.rollout.generate import place
+from specjax.rollout.make_generate import make_generate
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.stop_strings import FOUND
 from specjax.types import Params, Prompts, Rollout, TrainState

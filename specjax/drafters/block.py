@@ -117,7 +117,7 @@ class BlockDrafter(FeatureDrafter):
         # A row that `catch_up` has just restarted has no feature to draft from.
         drafted = jnp.where(state.waiting > 0, count, 0)
         proposal = Proposal(tokens, self._to_policy_vocab(log_q), drafted, predicted=state.visible_from == 0)
-        return proposal, state._replace(cache=cache, length=length, waiting=jnp.zeros_like(state.waiting))
+        return proposal, state._replace(cache=cache)
 
     def loss(
         self,

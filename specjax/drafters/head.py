@@ -123,10 +123,13 @@ class FeatureDrafter(Drafter):
 
     def observe(self, state: HeadState, features: Array, tokens: Array, emitted: Array) -> HeadState:
         missing = state.tokens.shape[1] - tokens.shape[1]
+        emits, features = emitted > 0, jnp.pad(features, ((0, 0), (0, missing), (0, 0)))
         return state._replace(
-            features=jnp.pad(features, ((0, 0), (0, missing), (0, 0))),
-            tokens=jnp.pad(tokens, ((0, 0), (0, missing))),
-            waiting=emitted,
+            # `propose` has cached what waited.
+            length=jnp.where(emits, state.length + state.waiting, state.length),
+            features=jnp.where(emits[:, None, None], features, state.features),
+            tokens=jnp.where(emits[:, None], jnp.pad(tokens, ((0, 0), (0, missing))), state.tokens),
+            waiting=jnp.where(emits, emitted, state.waiting),
         )
 
     def append(
@@ -233,7 +236,7 @@ class HeadDrafter(FeatureDrafter):
         drafted = jnp.where(state.waiting > 0, gumbel.shape[1], 0)
         log_q = self._to_policy_vocab(jnp.stack(log_q, 1))
         proposal = Proposal(jnp.stack(tokens, 1), log_q, drafted, predicted=state.visible_from == 0)
-        return proposal, state._replace(cache=cache, length=length, waiting=jnp.zeros_like(state.waiting))
+        return proposal, state._replace(cache=cache)
 
     def loss(
         self,

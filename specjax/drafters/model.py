@@ -99,11 +99,17 @@ class ModelDrafter(Drafter):
         proposal = Proposal(jnp.stack(tokens, 1), jnp.stack(log_q, 1), drafted, state.visible_from == 0)
         cache = output.cache
         assert cache is not None
-        return proposal, state._replace(cache=cache, length=length, waiting=jnp.zeros_like(state.waiting))
+        return proposal, state._replace(cache=cache)
 
     def observe(self, state: ModelState, features: Array, tokens: Array, emitted: Array) -> ModelState:
         missing = state.tokens.shape[1] - tokens.shape[1]
-        return state._replace(tokens=jnp.pad(tokens, ((0, 0), (0, missing))), waiting=emitted)
+        emits = emitted > 0
+        return state._replace(
+            # `propose` has cached what waited.
+            length=jnp.where(emits, state.length + state.waiting, state.length),
+            tokens=jnp.where(emits[:, None], jnp.pad(tokens, ((0, 0), (0, missing))), state.tokens),
+            waiting=jnp.where(emits, emitted, state.waiting),
+        )
 
     def append(
         self, params: Params, state: ModelState, features: Array, tokens: Array, count: Array, visible: Array

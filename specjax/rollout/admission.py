@@ -85,7 +85,8 @@ def empty_record(config: RolloutConfig, sequences: int) -> Rollout:
     lengths, turns = jnp.zeros(sequences, jnp.int32), dict[str, Any]()
     if config.environment is not None:
         sampled = jnp.zeros((sequences, config.max_new_tokens), bool)
-        turns = dict(sampled=sampled, ending=lengths.astype(jnp.int8), returns=lengths.astype(jnp.float32))
+        ending, returns = lengths.astype(jnp.int8), lengths.astype(jnp.float32)
+        turns = dict(sampled=sampled, ending=ending, turns=lengths, returns=returns)
     return Rollout(lengths=lengths, **turns, **_blank_record(config, sequences, config.max_new_tokens))
 
 
@@ -183,7 +184,7 @@ def write_back(record: Rollout, state: RoundState, *, live: bool = False) -> Rol
     by_row = {name: getattr(state, name) for name in BY_ROW} | {"lengths": state.emitted}
     by_token = {name: getattr(state, name) for name in BY_TOKEN}
     if state.turns is not None:
-        by_row |= {"ending": state.turns.ending, "returns": state.turns.returns}
+        by_row |= {"ending": state.turns.ending, "turns": state.turns.number, "returns": state.turns.returns}
         by_token |= {"sampled": state.writer != Writer.ENVIRONMENT}
     by_row |= {name: jnp.where(real, x[:, :budget], jnp.zeros((), x.dtype)) for name, x in by_token.items()}
     written = {name: getattr(record, name).at[into].set(new, mode="drop") for name, new in by_row.items()}

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+from specjax.environments import Environment, Observation
 from specjax.rollout.rounds import Decoding, RoundState, put_rows, routes_of
 from specjax.rollout.stop_strings import START
 from specjax.types import Ending, Writer
@@ -13,34 +14,41 @@ from specjax.types import Ending, Writer
 
 @jax.named_scope("answer")
 def answer(decoding: Decoding, state: RoundState) -> RoundState:
-    """Let the environment answer the rows that wait for it: each ends, or begins its next turn."""
+    """Let an environment in JAX answer the rows that wait for it: each ends, or begins its next turn."""
+    environment, turns = decoding.config.environment, state.turns
+    assert isinstance(environment, Environment) and turns is not None
+    written = state.tokens[:, : decoding.config.max_new_tokens]
+    after, seen = environment.step(turns.environment, written, turns.began, state.emitted)
+    kept = _where_rows(turns.waiting, after, turns.environment)
+    return take(decoding, replace(state, turns=replace(turns, environment=kept)), seen, turns.waiting)
+
+
+@jax.named_scope("append")
+def take(decoding: Decoding, state: RoundState, seen: Observation, ready: Bool[Array, "B"]) -> RoundState:
+    """Give the rows that are `ready` the answers to their turns: each ends, or begins its next turn."""
     config, turns = decoding.config, state.turns
-    assert config.environment is not None and turns is not None
-    written = state.tokens[:, : config.max_new_tokens]
-    environment, seen = config.environment.step(turns.environment, written, turns.began, state.emitted)
-    waiting, failed = turns.waiting, jnp.zeros_like(state.done) if seen.failed is None else seen.failed
-    number = turns.number + waiting.astype(jnp.int32)
-    ending = jnp.select(
-        [failed, seen.done, number >= config.turns, state.emitted + seen.count >= config.max_new_tokens],
-        [Ending.FAILED, Ending.STOP, Ending.TURNS, Ending.FULL],
-        Ending.GOING,
-    ).astype(jnp.int8)
-    goes_on = waiting & (ending == Ending.GOING)
-    emitted = state.emitted
+    assert turns is not None
+    why = Ending.STOP if seen.ending is None else seen.ending
+    number = turns.number + ready.astype(jnp.int32)
+    full = state.emitted + seen.count >= config.max_new_tokens
+    ending = jnp.where(full, Ending.FULL, Ending.GOING)
+    ending = jnp.where(number >= config.turns, Ending.TURNS, ending)
+    ending = jnp.where(seen.done, why, ending).astype(jnp.int8)
+    goes_on, emitted = ready & (ending == Ending.GOING), state.emitted
+    failed = (ending == Ending.FAILED) | (ending == Ending.TIMED_OUT)
     state = append(decoding, state, seen.tokens, jnp.where(goes_on, seen.count, 0))
     return replace(
         state,
-        done=state.done | (waiting & ~goes_on),
-        stopped=jnp.where(waiting, ending == Ending.STOP, state.stopped),
+        done=state.done | (ready & ~goes_on),
+        stopped=jnp.where(ready, ~goes_on & (ending != Ending.FULL), state.stopped),
         turns=replace(
             turns,
             number=number,
             observed=turns.observed + state.emitted - emitted,
             began=jnp.where(goes_on, state.emitted, turns.began),
-            waiting=jnp.zeros_like(waiting),
-            ending=jnp.where(waiting, ending, turns.ending),
-            returns=turns.returns + jnp.where(waiting & ~failed, seen.reward, 0.0),
-            environment=_where_rows(waiting, environment, turns.environment),
+            waiting=turns.waiting & ~ready,
+            ending=jnp.where(ready, ending, turns.ending),
+            returns=jnp.where(ready, turns.returns + jnp.where(failed, jnp.nan, seen.reward), turns.returns),
         ),
     )
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -13,18 +13,17 @@ from jaxtyping import Array, Int
 
 from specjax.adapters import adapters_off, joined, merged
 from specjax.drafters import Drafter
-from specjax.keys import SeedStep, seed_step
+from specjax.keys import SeedStep
 from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES, batch_shards
-from specjax.program import Program
 from specjax.quantization import QuantizedKernel, kernel_layout, map_kernels, rollout_copy
 from specjax.rollout.plan import RolloutConfig, choose_lengths
-from specjax.rollout.speculative import speculative_rollout
 from specjax.types import EightBit, Params, Policy, Prompts, PyTree, Rollout
 
 RolloutFn = Callable[[Policy, Drafter, Params, Prompts, SeedStep, RolloutConfig], Rollout]
 Choice = Int[Array, "phases"] | None
 Generate = Callable[[Params, Prompts, SeedStep, Choice], Rollout]
+T = TypeVar("T")
 
 
 def prepare(policy: Policy, drafter: Drafter, params: Params) -> Params:
@@ -131,54 +130,27 @@ def per_shard(rollout_fn: RolloutFn, policy: Policy, drafter: Drafter, config: R
     Parameters enter gathered over data and fsdp; over tensor, the compiler partitions them. The last argument of the
     function is None, or `chosen` of `ChosenConfig`.
     """
-    rows = P(BATCH_AXES)
 
     def generate(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
         return rollout_fn(policy, drafter, params, prompts, seed_step, choose_lengths(config, chosen))
 
+    return on_shards(generate, mesh, (P(), P(BATCH_AXES), P(), P()))
+
+
+def on_shards(function: Callable[..., T], mesh: Mesh, inputs: tuple[P, ...]) -> Callable[..., T]:
+    """Return a function that runs on each data shard by itself, and whose results have rows.
+
+    inputs: how each argument is divided over the data shards.
+    """
     return jax.shard_map(
-        generate,
+        function,
         mesh=mesh,
-        in_specs=(P(), rows, P(), P()),
-        out_specs=rows,
+        in_specs=inputs,
+        out_specs=P(BATCH_AXES),
         axis_names=set(BATCH_AXES),
         # Loop carries start replicated and become shard-dependent. The check would need an annotation on each of them.
         check_vma=False,
     )
-
-
-class GenerateProgram(NamedTuple):
-    """Compiled function (params, prompts, seed_step, chosen=None) -> Rollout: see `make_generate`."""
-
-    program: Program[Rollout]
-    mesh: Mesh
-
-    def __call__(self, params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice = None) -> Rollout:
-        return self.program(params, place(prompts, self.mesh), seed_step, chosen)
-
-    def start_compiling(self, params: Params, prompts: Prompts) -> None:
-        """Start to compile for such parameters and prompts, as `Program.start_compiling`; without `chosen`."""
-        self.program.start_compiling(params, abstract_prompts(prompts, self.mesh), seed_step(0, 0), None)
-
-
-def make_generate(
-    policy: Policy,
-    drafter: Drafter,
-    config: RolloutConfig,
-    mesh: Mesh,
-    rollout_fn: RolloutFn = speculative_rollout,
-) -> GenerateProgram:
-    """Return a compiled function (params, prompts, seed_step, chosen=None) -> Rollout, for evaluation and serving.
-
-    It cannot be traced into another program: on CPUs jax raises ValueError, because compiler options belong to a
-    whole program.
-    """
-    generate = per_shard(rollout_fn, policy, drafter, config, mesh)
-
-    def run(params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice) -> Rollout:
-        return generate(prepare(policy, drafter, params), prompts, seed_step, chosen)
-
-    return GenerateProgram(Program(run, mesh, compute_dtype=policy.dtype), mesh)
 
 
 def place(prompts: Prompts, mesh: Mesh) -> Prompts:

@@ -76,10 +76,11 @@ class PhaseRun:
     def _decode(self, state: RoundState, stop: StopCondition) -> tuple[RoundState, Array]:
         """Run rounds at the phase's draft length, and let the environment answer once enough rows wait for it."""
         if self.decoding.config.environment is None:
-            return self._rounds(state, stop)
+            return rounds_of_phase(self.decoding, self.number, state, stop)
 
         def rounds_and_answers(loop: tuple[RoundState, Array]) -> tuple[RoundState, Array]:
-            state, count = self._rounds(loop[0], lambda state, number: stop(state, number) | self._answers(state))
+            pause = lambda state, number: stop(state, number) | self._answers(state)  # noqa: E731
+            state, count = rounds_of_phase(self.decoding, self.number, loop[0], pause)
             return kernels.run_if(self._answers(state), partial(answer, self.decoding), state), loop[1] + count
 
         return jax.lax.while_loop(lambda loop: ~stop(*loop), rounds_and_answers, (state, jnp.int32(0)))
@@ -89,14 +90,6 @@ class PhaseRun:
         assert state.turns is not None
         rows, waiting = admission(self.decoding.config, self.phase.slots)[0], state.turns.waiting & ~state.done
         return jnp.any(waiting) & ((jnp.sum(waiting) >= rows) | jnp.all(state.idle))
-
-    def _rounds(self, state: RoundState, stop: StopCondition) -> tuple[RoundState, Array]:
-        """Run rounds. Where the draft length is a traced index, each length has its branch."""
-        lengths, index = self.decoding.config.lengths, self.decoding.config.length_index(self.number)
-        if isinstance(index, int):
-            return rounds(self.decoding, state, lengths[index], stop)
-        branches = [lambda carry, k=k: rounds(self.decoding, carry[0], k, stop) for k in lengths]
-        return kernels.switch(index, branches, (state, jnp.int32(0)))
 
     def _admit(self, carry: Carry) -> Carry:
         rows = admission(self.decoding.config, self.phase.slots)[0]
@@ -127,6 +120,17 @@ class PhaseRun:
 
     def _outgrown(self, state: RoundState) -> Bool[Array, ""]:
         return jnp.any(~state.done & (state.visible > self.phase.window))
+
+
+def rounds_of_phase(
+    decoding: Decoding, phase: int, state: RoundState, stop: StopCondition
+) -> tuple[RoundState, Int[Array, ""]]:
+    """Run rounds at the phase's draft length. Where that is a traced index, each length has its branch."""
+    lengths, index = decoding.config.lengths, decoding.config.length_index(phase)
+    if isinstance(index, int):
+        return rounds(decoding, state, lengths[index], stop)
+    branches = [lambda carry, k=k: rounds(decoding, carry[0], k, stop) for k in lengths]
+    return kernels.switch(index, branches, (state, jnp.int32(0)))
 
 
 def plain_rounds(before: Carry, after: Carry, loop_rounds: Int[Array, ""]) -> Int[Array, ""]:

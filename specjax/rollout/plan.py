@@ -7,7 +7,7 @@ from typing import Annotated, Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from specjax.environments import Environment
+from specjax.environments import Environment, HostEnvironment
 from specjax.options import DraftLength, NonNegative, Options, Positive, above, below
 from specjax.rollout.stop_strings import StopAutomaton, automaton_of, check_stop_strings
 from specjax.sampling import SamplingLaw
@@ -59,7 +59,7 @@ class RolloutConfig(Options):
     kept_prompts: NonNegative = 0
     carry_over: Annotated[float, above(0), below(1)] | None = None
     max_age: Positive | None = None
-    environment: Environment | None = None
+    environment: Environment | HostEnvironment | None = None
     turns: Positive = 8
     turn_tokens: Positive | None = None
 
@@ -75,6 +75,13 @@ class RolloutConfig(Options):
             raise ValueError(f"max_age = {self.max_age}: must be None without carry_over")
         if self.environment is not None and self.carry_over is not None:
             raise ValueError(f"carry_over = {self.carry_over}: must be None with an environment")
+        if self.answers_on_host and self.phases:
+            raise ValueError(f"phases = {self.phases}: must be empty with an environment on the host")
+
+    @property
+    def answers_on_host(self) -> bool:
+        """Return whether there is an environment on the host, so that the rollout is no single program."""
+        return self.environment is not None and not isinstance(self.environment, Environment)
 
     @property
     def lengths(self) -> tuple[int, ...]:

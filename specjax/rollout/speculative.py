@@ -5,10 +5,12 @@ waits, later phases shrink the batch to the rows that are not finished. In each 
 rows may become.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array
 
 from specjax.drafters import Drafter
 from specjax.drafters.base import zeros_like_result
@@ -40,8 +42,11 @@ def speculative_rollout(
     decide the proposals: through automatically chosen draft lengths, or a drafter that reads other completions of the
     same prompt.
 
-    Raises ValueError for prompts with carried sequences, which `specjax.carry_over_rollout` goes on with.
+    Raises ValueError for prompts with carried sequences, which `specjax.carry_over_rollout` goes on with, and for an
+    environment on the host.
     """
+    if config.answers_on_host:
+        raise ValueError("environment: answers on the host, between programs; call make_generate or make_train_step")
     if prompts.carried is not None:
         raise ValueError("prompts.carried: must be None; call specjax.carry_over_rollout to go on with sequences")
     run = PhaseRun(Decoding(policy, drafter, params, config), prompts, seed_step)
@@ -59,12 +64,16 @@ def run_phases(first: PhaseRun, carry: Carry) -> Carry:
         run = replace(first, number=number)
         before, (carry, count) = carry, run.run(carry)
         by_phase.append((count, run.draft_length, plain_rounds(before, carry, count)))
+    return carry._replace(record=finished_record(decoding, carry, by_phase))
+
+
+def finished_record(decoding: Decoding, carry: Carry, by_phase: Sequence[tuple[Array, Array, Array]]) -> Rollout:
+    """Return the rollout at its end. by_phase: rounds of each phase, their draft length, rounds of plain decoding."""
     record = write_back(carry.record, carry.state, live=True)
     if len(decoding.config.lengths) > 1 and not jax.tree.leaves(decoding.params.draft):
         record = replace(record, lookup_counts=count_lookup_acceptance(decoding, carry.state)[None])
     loop_rounds, draft_length, plain = (jnp.stack(x)[None] for x in zip(*by_phase, strict=True))
-    record = replace(record, loop_rounds=loop_rounds, draft_length=draft_length, plain_rounds=plain)
-    return carry._replace(record=record)
+    return replace(record, loop_rounds=loop_rounds, draft_length=draft_length, plain_rounds=plain)
 
 
 def start_rollout(decoding: Decoding, prompts: Prompts, seed_step: SeedStep, slots: int) -> Carry:

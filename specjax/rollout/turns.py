@@ -5,6 +5,7 @@ from dataclasses import replace
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, UInt32
 
+from specjax.environments import Environment
 from specjax.keys import environment_keys
 from specjax.rollout.plan import RolloutConfig
 from specjax.types import Ending, Prompts, PyTree, pytree
@@ -21,7 +22,7 @@ class Turns:
         waiting:     bool [B], the turn has ended and the environment has not answered.
         ending:      int8 [B], the `Ending` of the sequence.
         returns:     float32 [B], sum of the rewards so far.
-        environment: State of the environment.
+        environment: State of an environment in JAX.
     """
 
     number: Int[Array, "B"]
@@ -40,7 +41,8 @@ class Turns:
 
 def begin_turns(config: RolloutConfig, prompts: Prompts, keys: UInt32[Array, "B 2"]) -> Turns | None:
     """Return the turns of rows that begin; None without an environment. keys: of the sequences."""
-    if config.environment is None:
+    environment = config.environment
+    if environment is None:
         return None
     zeros = jnp.zeros(len(keys), jnp.int32)
     return Turns(
@@ -50,5 +52,5 @@ def begin_turns(config: RolloutConfig, prompts: Prompts, keys: UInt32[Array, "B 
         waiting=zeros > 0,
         ending=zeros.astype(jnp.int8),
         returns=zeros.astype(jnp.float32),
-        environment=config.environment.begin(prompts, environment_keys(keys)),
+        environment=environment.begin(prompts, environment_keys(keys)) if isinstance(environment, Environment) else (),
     )

@@ -13,7 +13,7 @@ from launch.setup.experiment import build_experiment
 from models.hf.drafts.dialects import Dialect
 from models.hf.drafts.reader import draft_from_public, load_public_draft
 from specjax.keys import SeedStep
-from specjax.rollout.generate import GenerateProgram
+from specjax.rollout.make_generate import GenerateProgram
 from specjax.types import Params, Prompts, Rollout
 from tests.launch.programs import SMALLEST
 from tests.models.eagle3_checkpoints import ONE, VOCAB, Public

@@ -18,7 +18,8 @@ from models.params import init_params, param_shardings
 from specjax.adapters import joined, merged
 from specjax.keys import seed_step
 from specjax.quantization import dequantized, quantized, rollout_copy
-from specjax.rollout.generate import make_generate, make_prepare
+from specjax.rollout.generate import make_prepare
+from specjax.rollout.make_generate import make_generate
 from specjax.testing import assert_cache_consistent, assert_same_rollout
 from specjax.train.batch import Sequences
 from specjax.train.draft.distill import make_predict

@@ -12,7 +12,8 @@ from models.drafts.eagle3 import init_eagle3, make_eagle3
 from models.params import abstract_params
 from specjax import kernels
 from specjax.keys import seed_step
-from specjax.rollout.generate import make_generate, make_prepare, per_shard, place, prepare
+from specjax.rollout.generate import make_prepare, per_shard, place, prepare
+from specjax.rollout.make_generate import make_generate
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
 from specjax.testing.hlo import Program

@@ -14,7 +14,8 @@ from models.params import abstract_params, param_shardings
 from specjax.keys import seed_step
 from specjax.parallel.mesh import batch_shards
 from specjax.rewards import RewardFn, host_reward
-from specjax.rollout.generate import make_generate, per_shard, place
+from specjax.rollout.generate import per_shard, place
+from specjax.rollout.make_generate import make_generate
 from specjax.rollout.plan import lay_out
 from specjax.rollout.speculative import speculative_rollout
 from specjax.testing.hlo import Program, collectives, within_shard

@@ -17,7 +17,8 @@ from models.params import Init, abstract_params, param_shardings
 from specjax.drafters import Drafter, NoDrafter
 from specjax.keys import seed_step
 from specjax.parallel.mesh import MeshConfig, batch_shards, make_mesh
-from specjax.rollout.generate import make_generate, per_shard, place
+from specjax.rollout.generate import per_shard, place
+from specjax.rollout.make_generate import make_generate
 from specjax.rollout.speculative import speculative_rollout
 from specjax.sampling import SamplingLaw
 from specjax.testing.hlo import Program, collectives, within_shard

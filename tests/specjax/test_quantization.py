@@ -15,7 +15,8 @@ from specjax.checkpoint_integrity import check_finite
 from specjax.drafters import Drafter, HeadDrafter, ModelDrafter
 from specjax.keys import seed_step
 from specjax.quantization import QuantizedKernel, dequantized, project, quantize, quantized, rollout_copy
-from specjax.rollout.generate import copy_on, make_generate, make_prepare, per_shard, place, prepare
+from specjax.rollout.generate import copy_on, make_prepare, per_shard, place, prepare
+from specjax.rollout.make_generate import make_generate
 from specjax.rollout.speculative import speculative_rollout
 from specjax.testing.hlo import Program
 from specjax.types import EightBit, Params, Rollout
