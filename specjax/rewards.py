@@ -58,9 +58,28 @@ def finite_or_failed(reward: Reward) -> Reward:
     return replace(reward, value=xp.where(finite, reward.value, np.nan), correct=xp.where(finite, reward.correct, 0))
 
 
+def with_returns(reward: RewardFn) -> RewardFn:
+    """Return the reward function whose values have the returns of the rollout's environment added, if it has one."""
+
+    def scored(rollout: Rollout, prompts: Prompts) -> Reward:
+        score, returns = reward(rollout, prompts), rollout.returns
+        if returns is not None:
+            returns = processes.fetch(returns) if isinstance(score.value, np.ndarray) else returns
+            score = replace(score, value=score.value + returns)
+        return finite_or_failed(score)
+
+    return scored
+
+
+def environment_reward(rollout: Rollout, prompts: Prompts) -> Reward:
+    """Return a reward of 0, to which `with_returns` adds the environment's. A return above 0.5 counts as correct."""
+    assert rollout.returns is not None
+    return Reward(jnp.zeros_like(rollout.returns), (rollout.returns > 0.5).astype(jnp.float32))
+
+
 def compiled_reward(reward: RewardFn) -> RewardFn:
-    """Return the reward for finished rollouts: a traced one jitted, one of the host as it is."""
-    return reward if isinstance(reward, HostReward) else jax.jit(reward)
+    """Return `with_returns` for finished rollouts: of a traced reward jitted, of one on the host as it is."""
+    return with_returns(reward) if isinstance(reward, HostReward) else jax.jit(with_returns(reward))
 
 
 def host_reward(score: HostScore, mesh: Mesh, parts: tuple[str, ...] = ()) -> RewardFn:

@@ -16,7 +16,7 @@ ROOMS = {
     "specjax": (
         ("short_repr",),
         ("chunks", "options", "types"),
-        ("shared_prompts",),
+        ("environments", "shared_prompts"),
         ("adapters", "kernels", "keys", "parallel"),
         ("cache", "param_labels", "program", "sampling"),
         ("log_probs", "quantization", "verify", "vocabulary"),

@@ -159,7 +159,8 @@ class Drafter(Protocol):
         """Return the state after a verification that emitted the first `emitted` of `tokens`: d1 .. dm, y.
 
         features[b, i] belongs to the position before tokens[b, i]; T <= K + 1. `emitted` is m + 1, or 0 for a row
-        that is finished or waits for its environment: it drafts from the same state again. The prefill counts as a verification of the prompt's last token, T = 1.
+        that is finished or waits for its environment: it drafts from the same state again. The prefill counts as a
+        verification of the prompt's last token, T = 1.
         """
         ...
 

@@ -42,7 +42,7 @@ class Conversations:
         batch:      rows that are answered at a time while others decode: an answer takes a forward of all rows.
 
     Attributes:
-        seconds:    `tools`: this class's own work. `waiting`: no row could decode before an answer came.
+        seconds:    by metric, as in `HostTurns`.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Conversations:
         self._asked: dict[int, Future[Answer]] = {}
         self._ends: dict[int, Future[float]] = {}
         self._reported = False
-        self.seconds = {"tools": 0.0, "waiting": 0.0}
+        self.seconds = {"time/tools": 0.0, "time/waiting": 0.0}
 
     def __enter__(self) -> "Conversations":
-        with self._timed("tools"):
+        with self._timed("time/tools"):
             for row in np.flatnonzero(self._problems >= 0).tolist():
                 high, low = map(int, self._seeds[row])
                 self._episodes[row] = self._environment.begin(int(self._problems[row]), high << 32 | low)
@@ -71,26 +71,26 @@ class Conversations:
 
         If no row can decode, it waits for them.
         """
-        with self._timed("tools"):
+        with self._timed("time/tools"):
             waiting = np.flatnonzero(rows.waiting & ~rows.done).tolist()
             for row in waiting:
                 if row not in self._asked:
                     self._asked[row] = self._step(row, rows.tokens[row, rows.began[row] : rows.emitted[row]].tolist())
             self._end(set(np.flatnonzero(rows.done).tolist()) & self._episodes.keys() - self._ends.keys())
         enough, decodes = min(self._batch, len(waiting)), len(waiting) < np.sum(~rows.done)
-        with self._timed("waiting"):
+        with self._timed("time/waiting"):
             while not decodes and len(self._unanswered()) > len(waiting) - enough:
                 wait(self._unanswered(), return_when=FIRST_COMPLETED)
-        with self._timed("tools"):
+        with self._timed("time/tools"):
             come = [row for row, future in self._asked.items() if future.done()]
             return {row: self._checked(self._asked.pop(row).result()) for row in come if len(come) >= enough}
 
     def last_rewards(self) -> np.ndarray:
         """Return the rewards that the ends of the episodes gave, float32 [R], when all have ended."""
-        with self._timed("tools"):
+        with self._timed("time/tools"):
             self._end(self._episodes.keys() - self._ends.keys())
         rewards = np.zeros(len(self._problems), np.float32)
-        with self._timed("waiting"):
+        with self._timed("time/waiting"):
             for row, future in self._ends.items():
                 rewards[row] = future.result()
         return rewards

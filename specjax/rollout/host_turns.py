@@ -1,7 +1,7 @@
 """Rollouts whose environment answers on the host, while the caches stay on the devices.
 
-Four programs hand the state on, and reuse its buffers. `begin` runs the prompts. `decode` runs rounds until a turn ends. `answer`
-appends the answers that have come. `finish` returns the rollout. While some rows wait for answers, others decode.
+Four programs hand the state on and reuse its buffers. `begin` runs the prompts. `decode` runs rounds until a turn
+ends. `answer` appends the answers that have come. `finish` returns the rollout. While some rows wait, others decode.
 """
 
 import time
@@ -49,8 +49,8 @@ class HostTurns:
     """Callable that generates as `GenerateProgram` does, with an environment on the host: see `make_generate`.
 
     Attributes:
-        seconds: of the last rollout, by name: `tools`, the host's own work between programs; `waiting`, no row could
-                 decode before an answer came; `decoding`, the rest.
+        seconds: of the last rollout, by metric: `time/tools`, the host's own work between programs; `time/waiting`, no
+                 row could decode before an answer came; `time/decoding`, the rest.
     """
 
     def __init__(self, policy: Policy, drafter: Drafter, config: RolloutConfig, mesh: Mesh) -> None:
@@ -61,7 +61,7 @@ class HostTurns:
         self._environment, self._networks, self._config, self.mesh = environment, (policy, drafter), config, mesh
         self._rows = NamedSharding(mesh, P(BATCH_AXES))
         self._prepare: Any = None
-        self.seconds = dict.fromkeys(("tools", "waiting", "decoding"), 0.0)
+        self.seconds: dict[str, float] = {}
         rows, whole = P(BATCH_AXES), P()
         programs = {
             "begin": (self._begin, (whole, rows, whole, whole), ()),
@@ -82,11 +82,14 @@ class HostTurns:
 
     def __call__(self, params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice = None) -> Rollout:
         """Return the rollout. See `make_generate` for the arguments."""
-        start, programs = time.perf_counter(), self._programs
         with jax.set_mesh(self.mesh):
             if self._prepare is None:
                 self._prepare = make_prepare(*self._networks, params)
-            params = self._prepare(params)
+            return self.generate(self._prepare(params), prompts, seed_step, chosen)
+
+    def generate(self, params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice = None) -> Rollout:
+        """Return the rollout, given prepared parameters."""
+        start, programs = time.perf_counter(), self._programs
         paused = programs["begin"](params, place(prompts, self.mesh), seed_step, chosen)
         with self._conversations(paused, prompts) as conversations:
             while not (rows := _rows(paused)).done.all():
@@ -96,7 +99,8 @@ class HostTurns:
             last_rewards = conversations.last_rewards()
         rollout = programs["finish"](params, paused, self._place(last_rewards), chosen)
         host = conversations.seconds
-        self.seconds = host | {"decoding": time.perf_counter() - start - sum(host.values())}
+        jax.block_until_ready(rollout)
+        self.seconds = host | {"time/decoding": time.perf_counter() - start - sum(host.values())}
         return rollout
 
     def start_compiling(self, params: Params, prompts: Prompts) -> None:

@@ -5,7 +5,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specjax.train.batch import TrainBatch
 from specjax.train.updates import Report
-from specjax.types import Reward, Rollout
+from specjax.types import Ending, Reward, Rollout
 
 Metrics = dict[str, Array]
 
@@ -24,6 +24,13 @@ def rollout_metrics(rollout: Rollout) -> Metrics:
             metrics["rollout/truncated"] = _total(~rollout.stopped) / len(rollout.stopped)
             # Nothing, or nothing but a stop token.
             metrics["rollout/empty"] = jnp.sum((lengths <= 1) & rollout.stopped)
+        if rollout.turns is not None and rollout.ending is not None:
+            failed = (rollout.ending == Ending.FAILED) | (rollout.ending == Ending.TIMED_OUT)
+            metrics |= {
+                "rollout/turns": _total(rollout.turns) / len(lengths),
+                "rollout/observed_tokens": _total(lengths) - tokens,
+                "rollout/failed": _total(failed),
+            }
     else:
         metrics |= _ended_metrics(rollout)
     if rollout.loop_rounds is not None:

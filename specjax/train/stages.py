@@ -14,10 +14,12 @@ from specjax.carry_over.groups import carry_over_metrics, carry_over_of, divide_
 from specjax.carry_over.rollout import carry_over, carry_over_fn
 from specjax.cost import choose, update_drafting
 from specjax.drafters import Drafter
+from specjax.keys import SeedStep
 from specjax.parallel.mesh import batch_shards
-from specjax.rewards import RewardFn, finite_or_failed
+from specjax.rewards import RewardFn, with_returns
 from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
-from specjax.rollout.plan import choose_lengths
+from specjax.rollout.host_turns import HostTurns, check_rollout_fn
+from specjax.rollout.plan import RolloutConfig, choose_lengths
 from specjax.rollout.speculative import speculative_rollout
 from specjax.train.advantage import group_advantages, token_advantages, zero_variance
 from specjax.train.batch import ScoredSequences, Sequences, TrainBatch, join_completions
@@ -111,11 +113,25 @@ class Stages:
         version: number of updates that the policy has seen; None: as many as `step`.
         """
         rollout_fn = self.rollout_fn if carried is None else carry_over_fn(self.rollout_fn)
-        config = choose_lengths(self.config.rollout, 0 if self.undrafted else None)
-        generate = per_shard(rollout_fn, self.policy, self.drafter, config, self.mesh)
+        generate = per_shard(rollout_fn, self.policy, self.drafter, self._rollout, self.mesh)
         if carried is not None:
             generate = carry_over(generate, carried, step if version is None else version)
-        return generate(params, prompts, (jnp.int32(self.config.seed), step), chosen)
+        return generate(params, prompts, self.seed_step(step), chosen)
+
+    def seed_step(self, step: Array) -> SeedStep:
+        """Return what keys the noise of a step."""
+        return jnp.int32(self.config.seed), step
+
+    def host_turns(self) -> HostTurns | None:
+        """Return what generates in place of `generate` with an environment on the host; None without one."""
+        if not self.config.rollout.answers_on_host:
+            return None
+        check_rollout_fn(self.rollout_fn)
+        return HostTurns(self.policy, self.drafter, self._rollout, self.mesh)
+
+    @property
+    def _rollout(self) -> RolloutConfig:
+        return choose_lengths(self.config.rollout, 0 if self.undrafted else None)
 
     @jax.named_scope("reward")
     def reward(self, rollout: Rollout, prompts: Prompts) -> Reward:
@@ -131,7 +147,7 @@ class Stages:
             raise ValueError(
                 f"the rollout has room for {width} tokens of a completion: must be max_new_tokens = {budget}"
             )
-        return finite_or_failed(self.reward_fn(rollout, prompts))
+        return with_returns(self.reward_fn)(rollout, prompts)
 
     @jax.named_scope("select")
     def select(self, rollout: Rollout, prompts: Prompts, scores: Reward) -> tuple[ScoredSequences, Metrics]:

@@ -103,7 +103,7 @@ def _initial(
         raise ValueError(
             f"reference_every = {config.reference_every}: must be 0 with adapters, whose reference is the base"
         )
-    optimizers = optimizers_of(config)
+    optimizers, turns = optimizers_of(config), config.rollout.environment is not None
     reference = {} if params.base else jax.tree.map(jnp.copy, params.policy)
     return TrainState(
         step=jnp.int32(0),
@@ -111,6 +111,6 @@ def _initial(
         optimizer=Params(optimizers.policy.init(params.policy), optimizers.draft.init(params.draft)),
         reference=reference if with_reference else None,
         drafting=None if seconds is None else init_drafting(config.rollout.draft_lengths, seconds),
-        adaptation=init_draft_training(config.draft_training, rows) if jax.tree.leaves(params.draft) else None,
+        adaptation=init_draft_training(config.draft_training, rows, turns) if jax.tree.leaves(params.draft) else None,
         carried=nothing_carried(config.rollout, prompts),
     )

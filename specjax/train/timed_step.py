@@ -18,7 +18,7 @@ from specjax.train.batch import ScoredSequences, TrainBatch
 from specjax.train.metrics import Metrics
 from specjax.train.selection import withhold_rewards
 from specjax.train.stages import LogProbs, Stages
-from specjax.train.train_step import StepResult
+from specjax.train.train_step import StepResult, start_compiling_turns
 from specjax.types import Params, Prompts, PyTree, Reward, Rollout, TrainState
 
 Seconds = dict[str, float]
@@ -71,6 +71,7 @@ class StagedStep:
         self.stages, self._timed = stages, Clock()
         self._programs: dict[str, Program] = {}
         self._prepare: Callable[[Params], Params] | None = None
+        self._host_turns = stages.host_turns()
 
     def __call__(self, state: TrainState, prompts: Prompts, chosen: Choice = None) -> tuple[StepResult, Seconds]:
         """Take a step stage by stage. chosen: index of each phase's draft length; None: `Stages.choose` picks it."""
@@ -85,9 +86,13 @@ class StagedStep:
         self._timed.start()
         prompts = place(prompts, stages.mesh)
         params, seconds["prepare"] = self.prepare(state)
-        rollout, seconds["generation"] = self._timed(
-            programs["generate"], params, prompts, state.step, chosen, state.carried, pure=True
-        )
+        if self._host_turns is not None:
+            args = params, prompts, stages.seed_step(state.step), chosen
+            rollout, seconds["generation"] = self._timed.on_host(self._host_turns.generate, *args)
+        else:
+            rollout, seconds["generation"] = self._timed(
+                programs["generate"], params, prompts, state.step, chosen, state.carried, pure=True
+            )
         # Free the gathered copy, as the fused program has done by now: meshes are chosen for its memory.
         del params
         if isinstance(stages.reward_fn, HostReward):
@@ -114,7 +119,10 @@ class StagedStep:
             params = joined(copy_on(stages.mesh, stages.policy, stages.drafter, state.params))
             chosen = shapes_on(everywhere, jax.eval_shape(stages.choose, state))
         prompts = abstract_prompts(prompts, stages.mesh)
-        generated = programs["generate"].start_compiling(params, prompts, state.step, chosen, state.carried)
+        if self._host_turns is not None:
+            generated = start_compiling_turns(self._host_turns, stages, state, prompts)
+        else:
+            generated = programs["generate"].start_compiling(params, prompts, state.step, chosen, state.carried)
         rollout = shapes_on(rows, generated)
         if isinstance(stages.reward_fn, HostReward):
             scores = stages.reward_fn.shapes(rollout)
@@ -185,16 +193,20 @@ class ProbeStep:
         config, rollout = stages.config, stages.config.rollout
         plain = replace(config, rollout=replace(rollout, draft_length=0, draft_lengths=()))
         self._mesh, self._timed, self._step = stages.mesh, Clock(), StagedStep(stages)
-        self._generate_plain = Program(
-            replace(stages, config=plain).generate, stages.mesh, compute_dtype=stages.policy.dtype
-        )
+        self._plain = replace(stages, config=plain)
+        self._generate_plain = Program(self._plain.generate, stages.mesh, compute_dtype=stages.policy.dtype)
+        self._plain_turns = self._plain.host_turns()
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
         prompts = place(prompts, self._mesh)
         params, _ = self._step.prepare(state)
         self._timed.start()
-        args = params, prompts, state.step, None, state.carried
-        plain, plain_s = self._timed(self._generate_plain, *args, pure=True)
+        if self._plain_turns is not None:
+            args = params, prompts, self._plain.seed_step(state.step)
+            plain, plain_s = self._timed.on_host(self._plain_turns.generate, *args)
+        else:
+            args = params, prompts, state.step, None, state.carried
+            plain, plain_s = self._timed(self._generate_plain, *args, pure=True)
         del params
         (state, rollout, metrics), seconds = self._step(state, prompts)
         speed = int(rollout.written.sum()) / seconds["generation"]

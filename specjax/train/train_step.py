@@ -9,15 +9,18 @@ from functools import partial
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from specjax.adapters import joined
 from specjax.drafters import Drafter
 from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES, shapes_on
 from specjax.program import Program
 from specjax.rewards import HostReward, RewardFn
-from specjax.rollout.generate import RolloutFn, abstract_prompts, place
+from specjax.rollout.generate import RolloutFn, abstract_prompts, copy_on, place
+from specjax.rollout.host_turns import HostTurns
 from specjax.rollout.speculative import speculative_rollout
 from specjax.train.config import TrainConfig, check_carry_over, check_groups, check_mixture
 from specjax.train.loss import LossFn, policy_loss
@@ -55,12 +58,21 @@ def update(stages: Stages, state: TrainState, prompts: Prompts, rollout: Rollout
     return state, replace(rollout, reward=scores, batch=replace(batch, routes=None)), metrics | losses
 
 
+def start_compiling_turns(turns: HostTurns, stages: Stages, state: TrainState, prompts: Prompts) -> Rollout:
+    """Start to compile the programs of a rollout with an environment on the host. Return the shapes of the rollout."""
+    everywhere = NamedSharding(stages.mesh, P())
+    with jax.set_mesh(stages.mesh):
+        params = joined(copy_on(stages.mesh, stages.policy, stages.drafter, state.params))
+        chosen = shapes_on(everywhere, jax.eval_shape(stages.choose, state))
+    return turns.start_compiling_prepared(params, prompts, stages.seed_step(jnp.int32(0)), chosen)
+
+
 class TrainStep:
     """Training step compiled for the mesh. States keep the sharding of the first one it is called with.
 
     With a traced reward it is one program. With a `HostReward` it is two, with the same functions: `generate`, and
     `update` from advantages on. The host scores between them, so that no program holds a callback and both are found in
-    the compile cache.
+    the compile cache. An environment on the host divides the step too, and `generate` itself (`HostTurns`).
     """
 
     def __init__(self, stages: Stages, from_another_mesh: bool = False) -> None:
@@ -68,16 +80,22 @@ class TrainStep:
         # A rollout of another mesh has counts for each shard of that one, so it keeps its layout.
         self._of_rollout = None if from_another_mesh else self._rows
         self._programs: dict[str, Program] = {}
+        self._host_turns = stages.host_turns()
+        self._divided = self._host_turns is not None or isinstance(stages.reward_fn, HostReward)
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
         """Take a step. The state is donated."""
-        if isinstance(self._stages.reward_fn, HostReward):
+        if self._divided:
             rollout = self.generate(state, prompts)
-            return self.update(state, prompts, rollout, self._stages.reward(rollout, prompts))
+            state, rollout, metrics = self.update(state, prompts, rollout, self._reward(state, rollout, prompts))
+            return state, rollout, metrics | ({} if self._host_turns is None else self._host_turns.seconds)
         return self._program("step", state)(state, place(prompts, self._mesh))
 
     def generate(self, state: TrainState, prompts: Prompts) -> Rollout:
         """Return the completions of the state's policy: the first of two programs."""
+        if self._host_turns is not None:
+            seed_step, chosen = self._stages.seed_step(state.step), self._stages.choose(state)
+            return self._host_turns(state.params, prompts, seed_step, chosen)
         return self._program("generate", state)(state, place(prompts, self._mesh))
 
     def update(self, state: TrainState, prompts: Prompts, rollout: Rollout, scores: Reward) -> StepResult:
@@ -85,13 +103,24 @@ class TrainStep:
         scores = processes.place(scores, self._rows)
         return self._program("update", state)(state, place(prompts, self._mesh), rollout, scores)
 
+    def _reward(self, state: TrainState, rollout: Rollout, prompts: Prompts) -> Reward:
+        if isinstance(self._stages.reward_fn, HostReward):
+            return self._stages.reward(rollout, prompts)
+        return self._program("reward", state)(rollout, place(prompts, self._mesh))
+
     def start_compiling(self, state: TrainState, prompts: Prompts) -> None:
         """Start to compile the programs of a step, beside each other and beside what runs. See `lower`."""
         args = state, abstract_prompts(prompts, self._mesh)
-        if isinstance(self._stages.reward_fn, HostReward):
-            self.start_compiling_update(*args, self._program("generate", state).start_compiling(*args))
-        else:
+        if not self._divided:
             self._program("step", state).start_compiling(*args)
+            return
+        if self._host_turns is None:
+            rollout = self._program("generate", state).start_compiling(*args)
+        else:
+            rollout = start_compiling_turns(self._host_turns, self._stages, state, prompts)
+            if not isinstance(self._stages.reward_fn, HostReward):
+                self._program("reward", state).start_compiling(shapes_on(self._rows, rollout), args[1])
+        self.start_compiling_update(*args, rollout)
 
     def start_compiling_update(self, state: TrainState, prompts: Prompts, rollout: Rollout) -> None:
         """Start to compile `update` for rollouts of these shapes. See `lower` for the other arguments."""
@@ -142,6 +171,7 @@ class TrainStep:
             function, inputs, outputs, donated = {
                 "step": (train_step, (layout, rows), (layout, rows, None), (0,)),
                 "generate": (generate, (layout, rows), rows, ()),
+                "reward": (Stages.reward, (rows, rows), rows, ()),
                 "update": (update, (layout, rows, rollout, rows), (layout, rollout, None), (0, 2)),
             }[name]
             self._programs[name] = Program(

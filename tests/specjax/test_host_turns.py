@@ -1,10 +1,8 @@
 """Rollouts with an environment on the host: equal to those with the same environment in JAX, whatever comes when."""
 
-import random
-import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,77 +14,14 @@ from specjax.environments import Answer
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.conversations import Conversations, Rows
 from specjax.rollout.make_generate import make_generate
+from specjax.testing import CacheCheck
 from specjax.types import Ending, Rollout
-from tests.specjax.test_turns import BASE, RUN, Sums
+from tests.specjax.sums import HostSums, Sums, SumsEpisode
+from tests.specjax.test_turns import BASE, RUN
 from tests.tiny import WANDERING
 
+RULE = Sums(WANDERING.vocab)
 FIELDS = "tokens", "lengths", "law", "full", "writer", "sampled", "ending", "turns", "stopped", "accepted", "row_rounds"
-
-
-@dataclass(eq=False)
-class HostSums:
-    """`Sums` on the host. A thread answers in an order that `seed` shuffles.
-
-    last: what the end of each episode adds to its reward.
-    """
-
-    rule: Sums
-    seed: int = 0
-    last: float = 0.0
-    ended: list[int] = field(default_factory=list)
-    seeds: dict[int, list[int]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._asked: list[tuple[Future[Answer], Answer]] = []
-        self._more, self._order = threading.Condition(), random.Random(self.seed)
-        threading.Thread(target=self._resolve, daemon=True).start()
-
-    @property
-    def width(self) -> int:
-        return self.rule.width
-
-    def begin(self, problem: int, seed: int) -> "SumsEpisode":
-        self.seeds.setdefault(problem, []).append(seed)
-        return SumsEpisode(self, problem)
-
-    def later(self, answer: Answer) -> Future[Answer]:
-        future = Future[Answer]()
-        with self._more:
-            self._asked.append((future, answer))
-            self._more.notify()
-        return future
-
-    def _resolve(self) -> None:
-        while True:
-            with self._more:
-                self._more.wait_for(lambda: self._asked)
-                future, answer = self._asked.pop(self._order.randrange(len(self._asked)))
-            future.set_result(answer)
-
-
-@dataclass
-class SumsEpisode:
-    """An episode of `HostSums`."""
-
-    environment: HostSums
-    problem: int
-    turn: int = 0
-
-    def step(self, turn: Sequence[int]) -> Future[Answer]:
-        rule, prompt = self.environment.rule, WANDERING.batch.id.tolist().index(self.problem)
-        total = sum(turn) + self.turn + len(WANDERING.prompts[prompt])
-        self.turn += 1
-        if total % 11 == 1:
-            return self.environment.later(Answer(ending=Ending.FAILED))
-        tokens = [(total * (i + 1) + i) % rule.vocab for i in range(rule.width)][: total % (rule.width + 1)]
-        ending = Ending.STOP if total % 5 == 0 else Ending.GOING
-        return self.environment.later(Answer(tokens, float(total % 4), ending))
-
-    def end(self) -> Future[float]:
-        self.environment.ended.append(self.problem)
-        end = Future[float]()
-        end.set_result(self.environment.last)
-        return end
 
 
 def generate(environment: Any, drafter: str, draft: str, *, shards: int = 1, **options: Any) -> tuple[Rollout, Any]:
@@ -104,22 +39,21 @@ def assert_equal(rollout: Rollout, expected: Rollout) -> None:
 
 @pytest.fixture(scope="module")
 def traced() -> Rollout:
-    return generate(Sums(WANDERING.vocab), "eagle3", "random", draft_length=3)[0]
+    return generate(RULE, "eagle3", "random", draft_length=3)[0]
 
 
 @pytest.mark.parametrize("seed, admit, shards", [(1, 1, 1), (2, 7, 1), (3, 0, 2)])
 def test_answers_in_any_order_give_the_same_rollout(traced: Rollout, seed: int, admit: int, shards: int):
-    environment = HostSums(Sums(WANDERING.vocab), seed)
+    environment = HostSums(RULE, WANDERING.batch, seed)
     rollout, _ = generate(environment, "eagle3", "random", draft_length=3, admit=admit, shards=shards)
     assert_equal(rollout, traced)
     ids = WANDERING.batch.id.tolist()
     assert sorted(environment.ended) == sorted(ids * BASE.group_size)
-    seeds = [seed for each in environment.seeds.values() for seed in each]
-    assert len(set(seeds)) == len(ids) * BASE.group_size
+    assert sorted(problem for problem, _ in environment.turns) == sorted(environment.ended)
 
 
 def test_nothing_compiles_after_the_first_rollout():
-    environment = HostSums(Sums(WANDERING.vocab))
+    environment = HostSums(RULE, WANDERING.batch)
     first, run = generate(environment, "none", "none")
     with jax.log_compiles(False), jax.transfer_guard("allow"):
         before = [len(program.compiled) for program in run._programs.values()]
@@ -131,21 +65,21 @@ def test_nothing_compiles_after_the_first_rollout():
 
 
 def test_programs_compiled_ahead_are_called():
-    environment = HostSums(Sums(WANDERING.vocab))
+    environment = HostSums(RULE, WANDERING.batch)
     config = replace(BASE, environment=environment)
     run = make_generate(WANDERING.policy, WANDERING.drafters["none"], config, make_mesh(MeshConfig()))
     run.start_compiling(WANDERING.params("none"), WANDERING.batch)
     rollout = run(WANDERING.params("none"), WANDERING.batch, RUN)
     assert [len(program.compiled) for program in run._programs.values()] == [1] * 4
-    assert_equal(rollout, generate(Sums(WANDERING.vocab), "none", "none")[0])
+    assert_equal(rollout, generate(RULE, "none", "none")[0])
 
 
 def test_ends_add_to_the_returns_and_times_to_the_rollout():
-    environment = HostSums(Sums(WANDERING.vocab), last=0.5)
+    environment = HostSums(RULE, WANDERING.batch, last=0.5)
     rollout, run = generate(environment, "none", "none")
-    expected, _ = generate(Sums(WANDERING.vocab), "none", "none")
+    expected, _ = generate(RULE, "none", "none")
     np.testing.assert_array_equal(rollout.returns, np.asarray(expected.returns) + 0.5)
-    assert set(run.seconds) == {"tools", "waiting", "decoding"} and min(run.seconds.values()) >= 0
+    assert set(run.seconds) == {"time/tools", "time/waiting", "time/decoding"} and min(run.seconds.values()) >= 0
 
 
 class OneAnswer:
@@ -184,7 +118,7 @@ def test_an_answer_that_no_sequence_can_take_is_a_failure(answer: Answer, caplog
 def test_filler_prompts_have_no_episodes():
     ids = WANDERING.batch.id
     padded = replace(WANDERING.batch, id=jnp.where(jnp.arange(len(ids)) == 1, -1, ids))
-    environment = HostSums(Sums(WANDERING.vocab))
+    environment = HostSums(RULE, WANDERING.batch)
     config = replace(BASE, environment=environment)
     run = make_generate(WANDERING.policy, WANDERING.drafters["none"], config, make_mesh(MeshConfig()))
     rollout = run(WANDERING.params("none"), padded, RUN)
@@ -194,7 +128,7 @@ def test_filler_prompts_have_no_episodes():
 
 
 def test_an_exception_ends_the_episodes(monkeypatch: pytest.MonkeyPatch):
-    environment = HostSums(Sums(WANDERING.vocab))
+    environment = HostSums(RULE, WANDERING.batch)
     monkeypatch.setattr(SumsEpisode, "step", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         generate(environment, "none", "none")
@@ -202,10 +136,40 @@ def test_an_exception_ends_the_episodes(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_rollout_functions_and_phases_are_refused():
-    config = replace(BASE, environment=HostSums(Sums(WANDERING.vocab)))
+    config = replace(BASE, environment=HostSums(RULE, WANDERING.batch))
     with pytest.raises(ValueError, match=r"^rollout_fn: must be speculative_rollout"):
         make_generate(WANDERING.policy, WANDERING.drafters["none"], config, make_mesh(MeshConfig()), lambda *_: None)
     with pytest.raises(ValueError, match=r"^phases = .*: must be empty"):
         replace(config, phases=((4, 20),))
     with pytest.raises(ValueError, match=r"^environment: answers on the host"):
         WANDERING.rollout("none", "none", config, RUN)
+
+
+@pytest.mark.parametrize(
+    "drafter, draft, k",
+    [
+        ("none", "none", 0),
+        ("eagle3", "random", 3),
+        ("mtp", "random mtp", 2),
+        ("dflash", "random dflash", 3),
+        ("dspark reduced", "random dspark reduced", 2),
+        ("model", "stranger", 2),
+        ("either history", "random beside remembered", 3),
+    ],
+)
+def test_caches_after_answers_are_those_of_one_prefill(drafter: str, draft: str, k: int):
+    config = replace(BASE, environment=HostSums(RULE, WANDERING.batch), draft_length=k)
+    drafts, params = WANDERING.drafters[drafter], WANDERING.params(draft)
+    run = make_generate(WANDERING.policy, drafts, config, make_mesh(MeshConfig()))
+    check = CacheCheck(WANDERING.policy, drafts, params, WANDERING.batch, config)
+    answer, observed = run._programs["answer"], list[int]()
+
+    def checked(*args: Any) -> Any:
+        before = int(jnp.sum(args[1].state.emitted))
+        paused = answer(*args)
+        observed.append(int(jnp.sum(check(paused.state).emitted)) - before)
+        return paused
+
+    run._programs["answer"] = checked
+    rollout = run(params, WANDERING.batch, RUN)
+    assert sum(observed) == int(jnp.sum(rollout.lengths - rollout.written)) > 20

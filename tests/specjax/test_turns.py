@@ -1,50 +1,23 @@
 """Rollouts with an environment: tokens, marks and endings against a simulation without caches, and exact laws."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.environments import Observation
 from specjax.keys import Purpose, gumbels, seed_step, sequence_keys
 from specjax.rollout.plan import RolloutConfig
 from specjax.sampling import SamplingLaw
 from specjax.testing.exact import completion_law, count_completions, fit
 from specjax.train.batch import join_completions
-from specjax.types import Ending, Prompts, Rollout, Writer
+from specjax.types import Ending, Rollout, Writer
+from tests.specjax.sums import Sums
 from tests.tiny import ENUMERABLE, WANDERING, World, assert_same
 
 GROUP, BUDGET, RUN = 4, 16, seed_step(3, 5)
 CUT = Ending.LENGTH, Ending.FULL
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Answers with tokens that follow from the sum of the turn's tokens and the number of the turn.
-
-    vocab: tokens of an answer are below it. never: it ends no sequence. ends: it ends all at once.
-    """
-
-    vocab: int
-    width: int = 3
-    ends: bool = False
-
-    def begin(self, prompts: Prompts, keys: jax.Array) -> Any:
-        return {"turn": jnp.zeros(len(keys), jnp.int32), "offset": prompts.lengths}
-
-    def step(self, state: Any, tokens: jax.Array, start: jax.Array, end: jax.Array) -> tuple[Any, Observation]:
-        column = jnp.arange(tokens.shape[1])[None]
-        total = jnp.sum(jnp.where((column >= start[:, None]) & (column < end[:, None]), tokens, 0), axis=1)
-        total += state["turn"] + state["offset"]
-        answer = jnp.stack([(total * (i + 1) + i) % self.vocab for i in range(self.width)], axis=1)
-        failed = (total % 11 == 1) & ~jnp.array(self.ends)
-        ending = jnp.where(failed, Ending.FAILED, Ending.STOP).astype(jnp.int8)
-        done = failed | (total % 5 == 0) | self.ends
-        seen = Observation(answer, total % (self.width + 1), done, (total % 4).astype(jnp.float32), ending)
-        return {**state, "turn": state["turn"] + 1}, seen
 
 
 class Episode(NamedTuple):

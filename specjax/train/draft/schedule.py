@@ -97,13 +97,18 @@ class DraftTrainingState:
     replay: Replay | None
 
 
-def init_draft_training(config: DraftTrainingConfig, rows: tuple[int, int] | None) -> DraftTrainingState:
-    """Return the state before the first step. rows: (R, S) of a step, needed to replay rollouts."""
+def init_draft_training(
+    config: DraftTrainingConfig, rows: tuple[int, int] | None, turns: bool = False
+) -> DraftTrainingState:
+    """Return the state before the first step.
+
+    rows: (R, S) of a step, needed to replay rollouts. turns: rollouts have observed tokens.
+    """
     replay = None
     if config.mode == "online" and config.replay:
         if rows is None:
             raise ValueError(f"replay = {config.replay}: to keep rollouts, the shape of the prompts must be given")
-        replay = Replay.empty(config.replay, rows)
+        replay = Replay.empty(config.replay, rows, turns)
     # Separate arrays: a state is donated, and no buffer can be donated twice.
     means = {name: jnp.zeros((), jnp.float32) for name in ("drafted", "accepted", "best", "fast", "slow", "highest")}
     counts = {name: jnp.zeros((), jnp.int32) for name in ("short", "interval", "wait")}
