@@ -34,6 +34,7 @@ def completion_law(
     law: SamplingLaw,
     ends: Callable[[Completion], bool] = lambda _: False,
     answer: Callable[[Completion, int, int], Completion | None] | None = None,
+    turn_tokens: int | None = None,
 ) -> Cells:
     """Return the probability of every completion.
 
@@ -41,6 +42,7 @@ def completion_law(
     ends: whether a turn ends after these tokens, beside those that end with one of `stops`.
     answer: (completion, where its last turn began, number of turns before) -> what an environment answers to the turn;
             None: the completion ends. Without it, it ends with its first turn.
+    turn_tokens: most tokens that are drawn in a turn.
     """
     tokens = [v for v in range(vocab) if v not in stops or answer is not None]
     paths = list(itertools.product(tokens, repeat=budget))
@@ -55,7 +57,7 @@ def completion_law(
             if observed is not None:
                 begun = prefix + observed
                 return draw(begun, probability, len(begun), turn + 1)
-        elif len(prefix) < budget:
+        elif len(prefix) < budget and (turn_tokens is None or len(prefix) - began < turn_tokens):
             return draw(prefix, probability, began, turn)
         cells[prefix] = probability
 

@@ -8,14 +8,15 @@ import numpy as np
 
 from specjax.adapters import joined
 from specjax.drafters import Drafter
-from specjax.keys import SeedStep, seed_step
+from specjax.keys import seed_step
 from specjax.parallel import processes
 from specjax.rollout.generate import RolloutFn
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
+from specjax.testing.environments import answers_to, sampler
 from specjax.testing.exact import Cells, Completion, Fit, completion_law, count_completions, fit
 from specjax.testing.proposals import refuse_without_proposals
-from specjax.types import Params, Policy, Prompts, Rollout
+from specjax.types import Params, Policy, Prompts
 
 LEAST_POWER = 0.9
 MOST_PATHS = 100_000
@@ -40,6 +41,9 @@ def assert_lossless(
     With 150 completions that are not rare, the default 100,000 draws detect a law 0.02 away in total variation with
     probability 0.98. The returned `Fit` has the power of the test at hand, and prints it.
 
+    With an environment, turns and observations are enumerated too; its answers must not depend on seed or key, and the
+    prompt's id is 0.
+
     Raises AssertionError if the law differs. Raises ValueError if there are too many completions to enumerate, too few
     draws for a power of 0.9 at `total_variation`, or if nothing was drafted although `config` drafts.
     """
@@ -53,13 +57,9 @@ def assert_lossless(
             f"{planned.power:.2f} alone; must be {LEAST_POWER}"
         )
 
-    @jax.jit
-    def sample(params: Params, run: SeedStep) -> Rollout:
-        tokens = jnp.array([prompt], jnp.int32)
-        prompts = Prompts(tokens, jnp.array([len(prompt)], jnp.int32), jnp.zeros(1, jnp.int32))
-        return rollout_fn(policy, drafter, params, prompts, run, config)
-
-    rollouts = [sample(params, seed_step(seed, step)) for step in range(batches)]
+    tokens, zero = jnp.array([prompt], jnp.int32), jnp.zeros(1, jnp.int32)
+    prompts, sample = Prompts(tokens, zero + len(prompt), zero), sampler(rollout_fn, policy, drafter, config)
+    rollouts = [sample(params, prompts, seed_step(seed, step)) for step in range(batches)]
     counts = Counter[tuple[int, ...]]()
     for rollout in rollouts:
         counts.update(count_completions(rollout))
@@ -71,12 +71,13 @@ def assert_lossless(
 
 
 def _enumerate(policy: Policy, params: Params, config: RolloutConfig, prompt: tuple[int, ...]) -> Cells:
-    going_on = policy.vocab_size - len(set(config.stop_tokens))
+    going_on = policy.vocab_size - (len(set(config.stop_tokens)) if config.environment is None else 0)
     if going_on**config.max_new_tokens > MOST_PATHS:
         raise ValueError(
             f"max_new_tokens = {config.max_new_tokens}: {going_on} tokens that are no stop have more than {MOST_PATHS} "
             "completions of that length"
         )
+    answer = answers_to(config, prompt)
 
     def logits_of(tokens: np.ndarray) -> np.ndarray:
         rows = jnp.asarray(tokens, jnp.int32)
@@ -86,4 +87,5 @@ def _enumerate(policy: Policy, params: Params, config: RolloutConfig, prompt: tu
         return config.stop_automaton is not None and config.stop_automaton.end(tokens) is not None
 
     options = config.stop_tokens, config.max_new_tokens, config.law
-    return completion_law(logits_of, prompt, policy.vocab_size, *options, ends)
+    turns = {"answer": answer, "turn_tokens": config.turn_tokens if answer is not None else None}
+    return completion_law(logits_of, prompt, policy.vocab_size, *options, ends, **turns)

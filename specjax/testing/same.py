@@ -1,6 +1,5 @@
 """Comparison of rollouts with plain decoding, token by token."""
 
-import jax
 import numpy as np
 
 from specjax.adapters import joined
@@ -10,6 +9,7 @@ from specjax.parallel import processes
 from specjax.rollout.generate import RolloutFn
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
+from specjax.testing.environments import sampler
 from specjax.testing.proposals import refuse_without_proposals
 from specjax.types import Params, Policy, Prompts, Rollout
 
@@ -43,27 +43,16 @@ def assert_same_rollout(
         law=config.law,
         stop_tokens=config.stop_tokens,
         stop_strings=config.stop_strings,
+        environment=config.environment,
+        turns=config.turns,
+        turn_tokens=config.turn_tokens,
     )
     params, run = joined(params), seed_step(0, 0) if run is None else run
-    plain = _rollout(speculative_rollout, policy, NoDrafter(), Params(params.policy, {}), prompts, run, plainly)
-    drafted = _rollout(rollout_fn, policy, drafter, params, prompts, run, config)
+    plain = sampler(speculative_rollout, policy, NoDrafter(), plainly)(Params(params.policy, {}), prompts, run)
+    drafted = sampler(rollout_fn, policy, drafter, config)(params, prompts, run)
     _compare(drafted, plain, tolerance)
     refuse_without_proposals(config, [drafted])
     return drafted
-
-
-def _rollout(
-    rollout_fn: RolloutFn,
-    policy: Policy,
-    drafter: Drafter,
-    params: Params,
-    prompts: Prompts,
-    run: SeedStep,
-    config: RolloutConfig,
-) -> Rollout:
-    return jax.jit(lambda params, prompts, run: rollout_fn(policy, drafter, params, prompts, run, config))(
-        params, prompts, run
-    )
 
 
 def _compare(drafted: Rollout, plain: Rollout, tolerance: float) -> None:

@@ -1,6 +1,9 @@
 """The public assertions pass for correct code (see also the README) and fail for faulty code."""
 
-from dataclasses import replace
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +13,7 @@ from jaxtyping import Array
 from specjax.drafters import Drafter, EitherDrafter, HistoryDrafter, NGramDrafter, NoDrafter, Proposal
 from specjax.drafters.history import HistoryState
 from specjax.drafters.lookup import Text
+from specjax.environments import Answer, Observation
 from specjax.keys import SeedStep, seed_step
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
@@ -24,7 +28,7 @@ from specjax.testing import (
 )
 from specjax.testing.drafters import PolicyDraftState
 from specjax.testing.exact import fit
-from specjax.types import Cache, Params, Policy, PolicyOutput, Prompts, PyTree, Rollout
+from specjax.types import Cache, Ending, Params, Policy, PolicyOutput, Prompts, PyTree, Rollout
 from specjax.verify import VERIFIERS, Noise, Verdict, Verifier
 from tests.refusals import refuses
 
@@ -217,3 +221,73 @@ def test_a_law_of_one_completion_allows_no_other():
     sound, faulty = fit({(1, 2): 1000}, only), fit({(1, 2): 999, (1, 3): 1}, only)
     assert sound.passes and not faulty.passes
     assert sound.power == pytest.approx(1 - 0.98**1000)
+
+
+@dataclass(frozen=True)
+class Counter:
+    """An environment in JAX that answers with a count, and ends at three tokens 2."""
+
+    width: int = 1
+
+    def begin(self, prompts: Prompts, keys: Array) -> PyTree:
+        return jnp.zeros(len(keys), jnp.int32)
+
+    def step(self, state: PyTree, tokens: Array, start: Array, end: Array) -> tuple[PyTree, Observation]:
+        written = jnp.arange(tokens.shape[1])[None] < end[:, None]
+        twos = jnp.sum(written & (tokens == 2), axis=1, dtype=jnp.int32)
+        answer, rewards = (twos + state) % 3, jnp.zeros(len(state), jnp.float32)
+        return state + 1, Observation(answer[:, None], jnp.ones_like(state), twos == 3, rewards)
+
+
+class HostCounter:
+    """The same on the host."""
+
+    width = 1
+
+    def begin(self, problem: int, seed: int) -> "HostCounterEpisode":
+        return HostCounterEpisode()
+
+
+class HostCounterEpisode:
+    def __init__(self) -> None:
+        self._turn = self._seen = 0
+
+    def step(self, turn: Sequence[int]) -> Future[Answer]:
+        self._seen += turn.count(2)
+        answer = (self._seen + self._turn) % 3
+        self._turn, ends = self._turn + 1, self._seen == 3
+        self._seen += answer == 2
+        return _done(Answer([answer], ending=Ending.STOP if ends else Ending.GOING))
+
+    def end(self) -> Future[float]:
+        return _done(0.0)
+
+
+def _done(value: Any) -> Future[Any]:
+    future = Future[Any]()
+    future.set_result(value)
+    return future
+
+
+@pytest.mark.parametrize("environment", [Counter(), HostCounter()])
+def test_rollouts_with_an_environment_are_proven(environment: Any):
+    config = replace(CONFIG, max_new_tokens=5, environment=environment, turns=3, turn_tokens=3)
+    drafter = TableDrafter((1, 2, 0, 0))
+    assert_lossless(POLICY, drafter, Params(WEIGHTS, {}), config, draws=2**15, total_variation=0.05)
+    few = replace(FEW, verifier="coupled", environment=environment, turns=3)
+    rollout = assert_same_rollout(POLICY, drafter, Params(WEIGHTS, {}), PROMPTS, few)
+    assert rollout.sampled is not None and np.sum(rollout.lengths) > np.sum(rollout.sampled)
+
+
+def test_an_environment_that_is_not_the_one_of_the_law_fails(monkeypatch: pytest.MonkeyPatch):
+    config = replace(CONFIG, max_new_tokens=5, draft_length=0, environment=Counter(), turns=3)
+    proof, sound = (POLICY, NoDrafter(), Params(WEIGHTS, {}), config), Counter.step
+
+    def forgets(self: Counter, state: PyTree, *args: Array) -> tuple[PyTree, Observation]:
+        return sound(self, jnp.where(len(state) > 1, 0, state), *args)
+
+    monkeypatch.setattr(Counter, "step", forgets)
+    with pytest.raises(AssertionError, match="not lossless"):
+        assert_lossless(
+            POLICY, NoDrafter(), Params(WEIGHTS, {}), replace(config, draft_length=0), draws=2**15, total_variation=0.05
+        )
