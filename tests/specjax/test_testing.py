@@ -288,6 +288,4 @@ def test_an_environment_that_is_not_the_one_of_the_law_fails(monkeypatch: pytest
 
     monkeypatch.setattr(Counter, "step", forgets)
     with pytest.raises(AssertionError, match="not lossless"):
-        assert_lossless(
-            POLICY, NoDrafter(), Params(WEIGHTS, {}), replace(config, draft_length=0), draws=2**15, total_variation=0.05
-        )
+        assert_lossless(*proof, draws=2**15, total_variation=0.05)
