@@ -7,6 +7,7 @@ from configs.schema.asynchronous import AsynchronousConfig
 from configs.schema.before_rl import DistillConfig, WarmupConfig
 from configs.schema.data import ArithmeticConfig, DataConfig
 from configs.schema.drafts import KINDS, DraftConfig, HeadConfig, LookupConfig, kind_of
+from configs.schema.environments import EnvironmentConfig
 from configs.schema.functions import LossOptions, RolloutOptions
 from configs.schema.hosts import HostsConfig
 from configs.schema.model import ModelConfig

@@ -6,6 +6,7 @@ from configs.schema.asynchronous import AsynchronousConfig
 from configs.schema.before_rl import DistillConfig, WarmupConfig
 from configs.schema.data import DataConfig
 from configs.schema.drafts import DraftConfig
+from configs.schema.environments import EnvironmentConfig
 from configs.schema.functions import LossOptions, RolloutOptions
 from configs.schema.hosts import HostsConfig
 from configs.schema.model import ModelConfig
@@ -52,6 +53,7 @@ class RunConfig(TrainConfig):
     lora: LoraConfig = field(default_factory=LoraConfig)
     draft: DraftConfig = field(default_factory=DraftConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
     loss: LossOptions = field(default_factory=LossOptions)
@@ -73,6 +75,7 @@ class RunConfig(TrainConfig):
         if lag and lag >= self.steps:
             raise ValueError(f"asynchronous.lag = {lag}: must be less than steps = {self.steps}")
         self._check_undrafted()
+        self._check_environment()
         if self.lora.enabled:
             self._check_lora()
         if self.rollout.verifier not in VERIFIERS:
@@ -84,6 +87,23 @@ class RunConfig(TrainConfig):
             lengths = self.rollout.draft_lengths
             name, value = ("draft_lengths", lengths) if lengths else ("draft_length", self.rollout.draft_length)
             raise ValueError(f"rollout.{name} = {value}: must be {(0,) if lengths else 0} with draft.kind none")
+
+    def _check_environment(self) -> None:
+        """Raise ValueError for options that have no meaning with an environment, or without one."""
+        rollout = self.rollout
+        if rollout.environment is not None:
+            raise ValueError("rollout.environment: must be None in a recipe; environment.function names one")
+        if not self.environment.answers:
+            if rollout.turn_tokens is not None:
+                raise ValueError(f"rollout.turn_tokens = {rollout.turn_tokens}: must be None without an environment")
+            return
+        for name, value in (
+            ("asynchronous.lag", self.asynchronous.lag),
+            ("rollout.carry_over", rollout.carry_over),
+            ("rollout.function", rollout.function),
+        ):
+            if value is not None:
+                raise ValueError(f"{name} = {value}: must be None with an environment")
 
     def _check_lora(self) -> None:
         """Raise ValueError for options that have no meaning with adapters."""

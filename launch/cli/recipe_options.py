@@ -8,7 +8,7 @@ RECIPE_ONLY = (
     *("draft.intermediate_size", "draft.num_heads", "draft.num_kv_heads", "draft.head_dim"),
     *("draft.lookup.min_n", "draft.lookup.max_n", "draft.lookup.factor", "draft.lookup.offset"),
     *("data.function", "data.arithmetic", "data.chat_template_time", "rollout.admit", "rollout.kept_prompts"),
-    "reward.code",
+    *("rollout.environment", "reward.code"),
     *(f"{name}.{field}" for name in ("policy_optimizer", "draft_optimizer") for field in ("b1", "b2", "momentum")),
     *("draft_optimizer.kind", "draft_optimizer.weight_decay", "draft_optimizer.clip_norm"),
     *(f"warmup.optimizer.{field}" for field in ("kind", "schedule", "decay_steps", "floor", "b1", "b2", "momentum")),
@@ -28,13 +28,14 @@ _PROBLEMS = (
     *("data.tools_field", "data.chat_template_kwargs", "data.max_prompt_tokens"),
 )
 # All but carry-over: only runs go on with sequences of an earlier step.
+_TURNS = ("environment", "rollout.turns", "rollout.turn_tokens")
 _ROLLOUT = ("rollout.group_size", "rollout.function", "rollout.verifier", "rollout.law", "rollout.phases")
 _DRAFT_TRAINING = ("draft.loss", "draft.unroll", "draft.decay", "draft_optimizer", "distill", "ladder", "logit_chunk")
 
 EXPORT = (*_PROBLEMS, *_NETWORKS, "out")
 GENERATE = (
     *(*_PROBLEMS, *_NETWORKS, "hosts", "draft.rollout_dtype"),
-    *("rollout.function", "rollout.verifier", "rollout.law", "rollout.phases"),
+    *("rollout.function", "rollout.verifier", "rollout.law", "rollout.phases", *_TURNS),
 )
 DIAGNOSE = (*_PROBLEMS, *_NETWORKS, "hosts", "rollout.law", "logit_chunk")
 # Options that must be the same in launch.diagnose as in the run, because they change its networks or problems. The
@@ -55,7 +56,7 @@ COMPARE = (
     *(*_PROBLEMS, *_NETWORKS, *_DRAFT_TRAINING, "hosts", "steps", "cost_table", "microbatches", "reference_every"),
     *("allow_truncated_law", "model.remat", "data.prompts", "reward", "selection", "advantage", "loss", *_ROLLOUT),
     *("model.rollout_dtype", "draft.rollout_dtype", "policy_optimizer", "updates", "draft_training", "warmup"),
-    "asynchronous",
+    *("asynchronous", *_TURNS),
 )
 TRAIN = ("",)
 
