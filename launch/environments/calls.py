@@ -54,7 +54,7 @@ class CallFormat(NamedTuple):
 
 
 def find_calls(text: str, format: str) -> list[Call]:
-    """Return the calls in the text of a turn, in order. Thinking holds none. What cannot be read is a call with a fault.
+    """Return the calls in the text of a turn, in order. Thinking holds none. A malformed call has a fault.
 
     format: a key of `FORMATS`.
     """
