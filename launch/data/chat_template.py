@@ -22,6 +22,24 @@ def render(
     variables: further variables of the template.
     now:       the time that its strftime_now shows.
     """
+    return _apply(tokenizer, messages, variables, now, add_generation_prompt=True)
+
+
+def render_text(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    variables: Mapping[str, Any],
+    now: datetime,
+    generation_prompt: bool,
+) -> str:
+    """Return the text whose ids `render` returns, with or without the start of an answer. Raises the same."""
+    return _apply(tokenizer, messages, variables, now, add_generation_prompt=generation_prompt, tokenize=False)[0]
+
+
+def _apply(
+    tokenizer: Any, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], now: datetime, **options: bool
+) -> tuple[Any, str]:
+    """Return what apply_chat_template makes of messages, and the template."""
     # transformers imports slowly, and is optional.
     from transformers.utils import chat_template_utils
 
@@ -29,7 +47,7 @@ def render(
     with _time_limit():
         # The compiled template is cached. transformers passes no functions on to it.
         chat_template_utils._compile_jinja_template(template).globals["strftime_now"] = now.strftime
-        arguments = {**variables, "chat_template": template, "add_generation_prompt": True, "return_dict": False}
+        arguments = {**variables, **options, "chat_template": template, "return_dict": False}
         return tokenizer.apply_chat_template(messages, **arguments), template
 
 

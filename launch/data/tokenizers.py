@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from launch.data.chat_template import render
+from launch.data.chat_template import render, render_text
 from launch.data.hub import checkpoint_directory
 from launch.data.prompts import CALLS, Conversation, Message, Prompt, prompt_fields, tools_of
 from launch.data.tokenizer_files import listed_stop_strings, listed_stop_tokens, load_tokenizer, refusing_panics
@@ -160,13 +160,13 @@ class HuggingFaceTokenizer:
             raise ConfigError(f"data.chat_template_kwargs = {template_kwargs}: {name} is not a variable of a template")
         # Ids may have gaps, so there may be fewer tokens than the highest id suggests.
         self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
-        self._directory, self._skips_special = directory, not keep_special_tokens
+        self.directory, self._skips_special = directory, not keep_special_tokens
         self._warned, self._cut_beside = set[str](), dict[tuple[str, ...], set[int] | None]()
         self.stop_tokens: tuple[int, ...] = listed_stop_tokens(self._tokenizer, local)
         self.stop_strings = listed_stop_strings(local / "generation_config.json")
 
     def __repr__(self) -> str:
-        return f"HuggingFaceTokenizer({str(self._directory)!r}, vocab_size={self.vocab_size})"
+        return f"HuggingFaceTokenizer({str(self.directory)!r}, vocab_size={self.vocab_size})"
 
     @property
     def template(self) -> str | None:
@@ -203,11 +203,11 @@ class HuggingFaceTokenizer:
         return self._decode(ids)
 
     def _encode(self, text: str, special: bool = False) -> list[int]:
-        with refusing_panics(self._directory):
+        with refusing_panics(self.directory):
             return self._tokenizer.encode(text, add_special_tokens=special)
 
     def _decode(self, ids: Sequence[int], skip_special: bool = False) -> str:
-        with refusing_panics(self._directory):
+        with refusing_panics(self.directory):
             # Clean-up would take spaces away that the policy wrote.
             return self._tokenizer.decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
 
@@ -238,33 +238,50 @@ class HuggingFaceTokenizer:
         messages[asked] = messages[asked]._replace(content=question)
         try:
             fields = [message.fields for message in messages]
-            with refusing_panics(self._directory):
+            with refusing_panics(self.directory):
                 ids, template = render(self._tokenizer, fields, variables, self._template_time)
         except ConfigError:
             raise
         except Exception as error:  # a template is a program, which may raise anything
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise ConfigError(
-                f"model.path = {self._directory}: its chat template fails: {reason}; correct it, or remove it to send "
+                f"model.path = {self.directory}: its chat template fails: {reason}; correct it, or remove it to send "
                 "the prompt unchanged"
             ) from error
         self._check_fields({name for message in messages for name in message.extra if not _reads(template, name)})
         if tools and not _has_variable(template, "tools"):
-            _warn_of_tools(f"the chat template of model.path = {self._directory}", self._warned)
+            _warn_of_tools(f"the chat template of model.path = {self.directory}", self._warned)
         return ids
+
+    def chat_text(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]], generation_prompt: bool
+    ) -> str:
+        """Return messages in the chat format as text, after the system prompt. Raises what the template raises."""
+        variables = self._template_kwargs | ({"tools": [*tools]} if tools else {})
+        system = [] if self._system_prompt is None else [{"role": "system", "content": self._system_prompt}]
+        with refusing_panics(self.directory):
+            return render_text(
+                self._tokenizer, [*system, *messages], variables, self._template_time, generation_prompt
+            )
+
+    def control_tokens(self, text: str) -> list[str]:
+        """Return the special tokens, the stop tokens and the other added tokens in `text`. None is one character."""
+        added = self._tokenizer.added_tokens_decoder.items()
+        found = [each.content for i, each in added if each.special or i in self.stop_tokens or each.content in text]
+        return [token for token in found if len(token.strip()) > 1]
 
     def _check_fields(self, unread: set[str]) -> None:
         """Raise ConfigError for calls of tools that the template does not read. Warn once of other fields."""
         if calls := unread & CALLS:
             raise ConfigError(
-                f"model.path = {self._directory}: its chat template does not read {', '.join(sorted(calls))} of "
+                f"model.path = {self.directory}: its chat template does not read {', '.join(sorted(calls))} of "
                 "messages; must have text in their place, or another template"
             )
         if unread := unread - self._warned:
             self._warned |= unread
             logger.warning(
                 "model.path = %s: its chat template does not read fields of messages: %s",
-                *(self._directory, ", ".join(sorted(unread))),
+                *(self.directory, ", ".join(sorted(unread))),
             )
 
 
