@@ -53,6 +53,7 @@ ROOMS = {
         ("cli",),
         ("data",),
         ("rewards",),
+        ("environments",),
         ("setup",),
         ("acceptance", "costs", "exports", "predict"),
         ("comparison", "distillation", "evaluation", "plan"),

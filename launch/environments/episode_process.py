@@ -7,9 +7,8 @@ import socket
 import sys
 from collections.abc import Callable
 
-from launch.environments.answers import TextEnvironment
+from launch.environments.answers import Failure, TextEnvironment
 from launch.environments.checked import CheckedEnvironment
-from launch.environments.answers import Failure
 
 RECEIVED_BYTES = 2**20  # at a time
 

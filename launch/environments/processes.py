@@ -86,8 +86,11 @@ class _EnvironmentProcess(Host):
         self._stopped: str | None = None
 
     async def start(self) -> None:
-        self._nursery = await self._new_nursery()
-        self._forked = await self._nursery.fork()
+        try:
+            self._nursery = await self._new_nursery()
+            self._forked = await self._nursery.fork()
+        except Ended as ended:
+            raise Ended(self._stopped or str(ended)) from None
         # The socket is connected, so that this cannot fail.
         self._reader, self._writer = await asyncio.open_connection(sock=self._forked.end, limit=_LONGEST_MESSAGE)
         if self._stopped is not None:

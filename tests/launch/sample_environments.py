@@ -105,14 +105,13 @@ class ByCommand:
     def _exit(self, argument: str) -> None:
         os._exit(int(argument))
 
-    def _kill_parent(self, argument: str) -> None:
-        os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(60)
-
-    def _kill_groups(self, argument: str) -> None:
-        with suppress(OSError):
-            os.killpg(os.getpgid(os.getppid()), signal.SIGKILL)
-        os.killpg(0, signal.SIGKILL)
+    def _kill(self, argument: str) -> None:
+        """Kill this process, its parent, or the group of one of them."""
+        pid = os.getppid() if "parent" in argument else os.getpid()
+        if "group" in argument:
+            os.killpg(os.getpgid(pid), signal.SIGKILL)
+        os.kill(pid, signal.SIGKILL)
+        signal.pause()
 
     def _print(self, argument: str) -> str:
         print("x\n" * int(argument), end="")
