@@ -15,7 +15,6 @@ from launch.environments.checked import Answer, CallName
 T = TypeVar("T")
 
 OVER, CLOSED = "the episode is over", "the episodes are closed"
-_NONE = Failure("failed", "gave no answer")
 
 
 class Ended(Exception):
@@ -131,18 +130,22 @@ class LimitedEpisode:
 
     async def _step(self, turn: str) -> Step | Failure:
         async with self._in_order:
-            if self._failure is None:
-                answer = await self._call("step", turn)
-                if isinstance(answer, Step):
-                    return answer
-            return self._failure or _NONE
+            answer = await self._call("step", turn) if self._failure is None else None
+            if isinstance(answer, Step):
+                return answer
+            assert self._failure is not None
+            return self._failure
 
     async def _end(self) -> float | Failure:
         async with self._in_order:
+            # Also after an exception, so that the environment can free what it holds.
             last = await self._call("end") if self._host in self._episodes.hosts else None
-            answer = last if self._failure is None and isinstance(last, float) else self._failure or _NONE
+            failure = self._failure
             self._stop(Failure("failed", OVER))
-            return answer
+            if failure is not None:
+                return failure
+            assert isinstance(last, float)
+            return last
 
     async def _call(self, name: CallName, *arguments: Any) -> Answer:
         """Return the environment's answer. None, and a failure is noted, if there is none in time."""
@@ -158,9 +161,11 @@ class LimitedEpisode:
         try:
             answer = await answering
         except Ended as ended:
-            answer = self._stop(Failure("failed", str(ended)))
+            self._stop(Failure("failed", str(ended)))
+            return None
         if isinstance(answer, Failure):
-            self._failure, answer = self._failure or answer, None
+            self._failure = self._failure or answer
+            return None
         return answer if in_time else None
 
     def _stop(self, failure: Failure) -> None:

@@ -34,11 +34,11 @@ class ProcessEpisodes(LimitedEpisodes):
     """
 
     def __init__(self, spec: Mapping[str, Any], call_s: float, episode_s: float) -> None:
-        super().__init__(call_s, episode_s)
+        (option, *_), names = zip(*named_functions(spec), strict=True)
         self._spec = spec
-        ((option, _), *_), names = named_functions(spec), [name for _, name in named_functions(spec)]
-        self._printed = PrintedLines(f"{option} = {', '.join(names)}")
         self._current: Nursery | None = None
+        self._printed = PrintedLines(f"{option} = {', '.join(names)}")
+        super().__init__(call_s, episode_s)
         refused = self.submit(self._refusal).result()
         if refused is not None:
             self.close()
@@ -82,6 +82,7 @@ class _EnvironmentProcess(Host):
         self._new_nursery = nursery
         self._nursery: Nursery | None = None
         self._forked: Forked | None = None
+        self._writer: asyncio.StreamWriter | None = None
         self._index = 0
         self._stopped: str | None = None
 
@@ -91,7 +92,6 @@ class _EnvironmentProcess(Host):
             self._forked = await self._nursery.fork()
         except Ended as ended:
             raise Ended(self._stopped or str(ended)) from None
-        # The socket is connected, so that this cannot fail.
         self._reader, self._writer = await asyncio.open_connection(sock=self._forked.end, limit=_LONGEST_MESSAGE)
         if self._stopped is not None:
             self.stop(self._stopped)
@@ -100,6 +100,7 @@ class _EnvironmentProcess(Host):
     async def call(self, name: CallName, *arguments: Any) -> Answer | Failure:
         if self._stopped is not None:
             raise Ended(self._stopped)
+        assert self._writer is not None
         self._index += 1
         try:
             self._writer.write(json.dumps([self._index, name, arguments]).encode() + b"\n")
@@ -120,6 +121,7 @@ class _EnvironmentProcess(Host):
         self._stopped = reason
         if self._nursery is not None and self._forked is not None:
             self._nursery.kill(self._forked.number)
+        if self._writer is not None:
             self._writer.transport.abort()
 
     def _answer(self, name: CallName, message: Any) -> Answer | Failure:

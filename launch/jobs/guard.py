@@ -16,7 +16,8 @@ from pathlib import Path
 # Limit of the guard's wait for killed processes: one that waits for a device cannot be killed.
 PATIENCE_S = 1.0
 SIGNALS = signal.SIGTERM, signal.SIGCHLD
-# Options of prctl(2).
+# Loaded once: forks of this process use it too. With the options of its prctl(2).
+_LIBC = ctypes.CDLL(None)
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -102,4 +103,4 @@ def _end_all(group: int) -> None:
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value)
+        _LIBC.prctl(option, value)

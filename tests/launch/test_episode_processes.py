@@ -1,6 +1,7 @@
-"""What an environment does to its process touches no other episode, and nothing of it is left."""
+"""An environment's process touches no other episode, and nothing that it starts is left."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -250,3 +251,18 @@ def test_a_server_that_a_module_starts_outlives_episodes(monkeypatch: pytest.Mon
         assert first.end().result() == 0.0 and gone([daemon])
         assert number(second, "server") == server and alive(server)
     assert gone([server])
+
+
+def test_too_many_open_files_fail_only_the_episodes_that_get_none(episodes: ProcessEpisodes) -> None:
+    first, (soft, hard) = episodes.begin(problem(), 0), resource.getrlimit(resource.RLIMIT_NOFILE)
+    text(first, "echo")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 8, hard))
+    try:
+        begun = [episodes.begin(problem(), 0) for _ in range(32)]
+        answers = [episode.step("echo").result() for episode in begun]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    too_many = failed("too many open files: raise the limit of this process (ulimit -n)")
+    assert {*answers} == {too_many, Step("a 0 ['echo']")}
+    assert {episode.end().result() for episode in [first, *begun]} == {0.0, too_many}
+    assert text(episodes.begin(problem(), 1), "echo") == "a 1 ['echo']"

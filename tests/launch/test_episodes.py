@@ -150,8 +150,8 @@ def test_a_failure_of_the_beginning_or_the_end_is_an_answer(start: Start) -> Non
     begun = start("ByCommand").begin(problem(begin="raise no"), 0)
     assert begun.step("none").result() == begun.end().result() == failed("ValueError: no")
     for command, reason in (("raise no", "ValueError: no"), ("wrong messages", "end returned Step(observation=")):
-        (kind, said) = start("ByCommand").begin(problem(end=command), 0).end().result()
-        assert kind == "failed" and said.startswith(reason)
+        said = start("ByCommand").begin(problem(end=command), 0).end().result()
+        assert isinstance(said, Failure) and said.reason.startswith(reason)
     unmade = start("unmade").begin(problem(), 0)
     assert unmade.step("none").result() == unmade.end().result() == failed("RuntimeError: cannot be made")
     number = start("not_an_environment").begin(problem(), 0)
@@ -180,7 +180,7 @@ class Waiting(TextEnvironment):
         return turn
 
 
-def test_a_thread_that_does_not_answer_in_time_is_left_behind() -> None:
+def test_a_thread_that_does_not_answer_in_time_is_left_over() -> None:
     with ThreadEpisodes(Waiting, call_s=0.5, episode_s=PLENTY_S) as episodes:
         late, other = episodes.begin(problem(), 0), episodes.begin(problem(), 0)
         expected = Failure("timed_out", "no answer within 0.5 s")
