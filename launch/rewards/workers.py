@@ -6,14 +6,11 @@ the messages.
 """
 
 import atexit
-import itertools
 import json
 import logging
-import os
 import queue
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -24,6 +21,7 @@ import numpy as np
 
 from configs.schema.rewards import RewardConfig
 from launch.errors import ConfigError, one_line
+from launch.jobs.guarded import START_LIMIT_S, PrintedLines, end_guard, start_guard
 from launch.jobs.silence import waiting_for
 from launch.rewards.answers import AnswerRule, Completion
 from launch.rewards.scorers import MUST_RETURN, option_of
@@ -31,10 +29,7 @@ from launch.rewards.scorers import MUST_RETURN, option_of
 logger = logging.getLogger(__name__)
 
 CHUNK = 8  # samples sent to a worker at a time; if one causes a restart, the rest of its chunk waits
-START_LIMIT_S = 120.0  # for importing the scorers
-STOP_LIMIT_S = 5.0
 LONGEST_MESSAGE = 2**20  # bytes; a message holds one value per scorer, or a short text
-PRINTED_LINES, LONGEST_LINE = 10, 500  # of the scorers' output that is logged
 
 # The text of a completion, the answer in it, and its problem as a JSON object or the text of the answer.
 Sample = tuple[str, str | None, str | dict[str, Any]]
@@ -62,10 +57,9 @@ class RewardPool:
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._reported: set[str] = set()
-        printed, self._output = os.pipe()
-        self._reader = threading.Thread(target=self._log_output, args=(printed,), daemon=True)
-        self._reader.start()
-        self._workers = [Worker(config, self.scorers, self._output, self._closing) for _ in range(config.workers)]
+        self._printed = PrintedLines(self._label)
+        output = self._printed.descriptor
+        self._workers = [Worker(config, self.scorers, output, self._closing) for _ in range(config.workers)]
         self._free: queue.SimpleQueue[Worker] = queue.SimpleQueue()
         for worker in self._workers:
             self._free.put(worker)
@@ -133,8 +127,7 @@ class RewardPool:
         self._threads.join()
         for worker in self._workers:
             worker.discard()
-        os.close(self._output)
-        self._reader.join(STOP_LIMIT_S)
+        self._printed.close()
         atexit.unregister(self.close)
 
     def __enter__(self) -> "RewardPool":
@@ -149,16 +142,6 @@ class RewardPool:
             return worker.score(samples)
         finally:
             self._free.put(worker)
-
-    def _log_output(self, printed: int) -> None:
-        """Log the first lines that scorers print, and drop the others, so that no scorer fills or blocks the log."""
-        with open(printed, "rb") as output:
-            for line in itertools.islice(iter(lambda: output.readline(LONGEST_LINE), b""), PRINTED_LINES):
-                logger.warning("%s: printed %r", self._label, line.decode(errors="replace").rstrip())
-            if output.read(1):
-                logger.warning("%s: prints more, which is not shown", self._label)
-            while output.read(LONGEST_MESSAGE):
-                pass
 
 
 def log_failures(owner: str, results: Sequence[Result], reported: set[str]) -> None:
@@ -203,18 +186,8 @@ class Worker:
         self.discard()
         self._socket, theirs = socket.socketpair()
         self._received = b""
-        # Workers can import whatever the launcher can.
-        path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         with theirs:
-            self._guard = subprocess.Popen(
-                [sys.executable, "-uPm", "launch.rewards.worker", self._scorers, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                env={**os.environ, "PYTHONPATH": path},
-                start_new_session=True,  # so that Ctrl-C reaches only the launcher
-            )
+            self._guard = start_guard("launch.rewards.worker", self._scorers, theirs, self._output)
         importing = 0
         while True:
             try:
@@ -259,12 +232,7 @@ class Worker:
     def discard(self) -> None:
         """Stop the process and all that it started, and wait for the end. Does nothing without a process."""
         if self._guard is not None:
-            self.kill()
-            try:
-                self._guard.wait(STOP_LIMIT_S)
-            except subprocess.TimeoutExpired:  # a scorer suspended the guard
-                self._guard.kill()
-                self._guard.wait()
+            end_guard(self._guard)
             self._guard = None
             self._socket.close()
 

@@ -22,12 +22,13 @@ from configs.schema.rewards import RewardConfig
 from launch.data.problems import Problem, read_problems
 from launch.data.tokenizers import ByteTokenizer
 from launch.errors import ConfigError
+from launch.jobs.guarded import PRINTED_LINES
 from launch.rewards.answers import Completion
 from launch.rewards.host_scorer import HostScorer, as_object
 from launch.rewards.reader import AnswerReader
 from launch.rewards.reward_fn import make_reward, unscorable_answers
 from launch.rewards.scorers import load_scorer
-from launch.rewards.workers import PRINTED_LINES, RewardPool
+from launch.rewards.workers import RewardPool
 from tests.launch.processes import gone
 from tests.refusals import refuses
 
