@@ -24,6 +24,8 @@ HostScore = Callable[[np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, ...
 class HostReward:
     """Reward of a scorer on the host. It splits the step in two programs, and scores between them.
 
+    The scorer gets the tokens that the policy drew: not what was observed between turns.
+
     Call it with a finished rollout and its prompts, not within a traced function; for that there is `host_reward`.
 
     Attributes:
@@ -41,6 +43,8 @@ class HostReward:
         """Return the reward of each sequence, as numpy arrays."""
         rows, tokens = processes.own_rows(rollout.tokens)
         _, lengths = processes.own_rows(rollout.lengths)
+        if rollout.sampled is not None:
+            tokens, lengths = _sampled(tokens, processes.own_rows(rollout.sampled)[1])
         total, ids = len(rollout.lengths), processes.fetch(prompts.id)
         scores = _scored(self.score, self.parts, tokens, lengths, ids[rows // (total // len(ids))])
         return _reward(self.parts, *processes.join_rows(rows, scores, total))
@@ -113,6 +117,13 @@ def host_reward(score: HostScore, mesh: Mesh, parts: tuple[str, ...] = ()) -> Re
         return _scored(score, parts, tokens, lengths, ids)
 
     return reward
+
+
+def _sampled(tokens: np.ndarray, sampled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sampled tokens of each row, left-aligned, then zeros, and their numbers."""
+    order, lengths = np.argsort(~sampled, axis=1, kind="stable"), np.sum(sampled, axis=1, dtype=np.int32)
+    drawn = np.take_along_axis(tokens, order, axis=1)
+    return np.where(np.arange(tokens.shape[1])[None] < lengths[:, None], drawn, 0), lengths
 
 
 def _shapes(rows: int, parts: tuple[str, ...]) -> list[tuple[int, ...]]:

@@ -91,9 +91,9 @@ class RunConfig(TrainConfig):
     def _check_environment(self) -> None:
         """Raise ValueError for options that have no meaning with an environment, or without one."""
         rollout = self.rollout
-        if rollout.environment is not None:
-            raise ValueError("rollout.environment: must be None in a recipe; environment.function names one")
         if not self.environment.answers:
+            if rollout.environment is not None:
+                raise ValueError("rollout.environment: must be None in a recipe; environment.function names one")
             if rollout.turn_tokens is not None:
                 raise ValueError(f"rollout.turn_tokens = {rollout.turn_tokens}: must be None without an environment")
             return

@@ -139,7 +139,8 @@ def make_variants(
     """
     lengths, mesh = experiment.config.rollout.lengths, experiment.mesh
     policy, drafter = experiment.networks.policy, experiment.networks.drafter
-    plain = plain_config(experiment.config)
+    config = experiment.step_config
+    plain = plain_config(config)
     undrafted, with_reference = replace(params, draft={}, memory=()), plain.loss.kl_coefficient > 0
     plain_state = init_train_state(undrafted, plain, mesh, with_reference=with_reference)
     costs = np.ones((len(experiment.phases), len(lengths)), np.float32) if seconds is None else seconds
@@ -147,7 +148,7 @@ def make_variants(
     # Both states share one copy of the policy's optimizer state and reference, to save memory: steps update copies.
     optimizer = replace(draft_state.optimizer, policy=plain_state.optimizer.policy)
     draft_state = replace(draft_state, optimizer=optimizer, reference=plain_state.reference)
-    stages = Stages(policy, drafter, reward_fn, experiment.config, mesh, experiment.rollout_fn, experiment.loss_fn)
+    stages = Stages(policy, drafter, reward_fn, config, mesh, experiment.rollout_fn, experiment.loss_fn)
     plain_step = StagedStep(replace(stages, drafter=NoDrafter(), config=plain))
     step, prompts = StagedStep(stages), experiment.abstract_prompts(experiment.config.data.prompts)
     plain_step.start_compiling(plain_state, prompts)

@@ -164,6 +164,8 @@ class HuggingFaceTokenizer:
         self._warned, self._cut_beside = set[str](), dict[tuple[str, ...], set[int] | None]()
         self.stop_tokens: tuple[int, ...] = listed_stop_tokens(self._tokenizer, local)
         self.stop_strings = listed_stop_strings(local / "generation_config.json")
+        # Of all prompts, before their own.
+        self.tools: Sequence[dict[str, Any]] = ()
 
     def __repr__(self) -> str:
         return f"HuggingFaceTokenizer({str(self.directory)!r}, vocab_size={self.vocab_size})"
@@ -228,8 +230,8 @@ class HuggingFaceTokenizer:
         """Return the ids of a prompt. The instruction is applied to the user's last message."""
         if self._tokenizer.chat_template is None:
             return self._encode(self._instruction.format(prompt=_only_text(prompt, self._warned)), special=True)
-        tools = tools_of(prompt)
-        variables = self._template_kwargs | ({"tools": [*tools]} if tools else {})
+        tools = [*self.tools, *tools_of(prompt)]
+        variables = self._template_kwargs | ({"tools": tools} if tools else {})
         messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
         if self._system_prompt is not None and not any(message.role == "system" for message in messages):
             messages.insert(0, Message("system", self._system_prompt))
@@ -260,9 +262,7 @@ class HuggingFaceTokenizer:
         variables = self._template_kwargs | ({"tools": [*tools]} if tools else {})
         system = [] if self._system_prompt is None else [{"role": "system", "content": self._system_prompt}]
         with refusing_panics(self.directory):
-            return render_text(
-                self._tokenizer, [*system, *messages], variables, self._template_time, generation_prompt
-            )
+            return render_text(self._tokenizer, [*system, *messages], variables, self._template_time, generation_prompt)
 
     def control_tokens(self, text: str) -> list[str]:
         """Return the special tokens, the stop tokens and the other added tokens in `text`. None is one character."""

@@ -33,7 +33,8 @@ class TextEnvironment(Protocol):
     """A user's environment: one object for each episode, which is one completion of one problem.
 
     It should be a function of (problem, seed, turns), so that an interrupted run can repeat it. `begin` and `end` may
-    be missing. An exception ends the episode, which then has no reward.
+    be missing. An exception ends the episode, which then has no reward. A class attribute `roles` names the roles of
+    its messages, if they are others than ("user",).
     """
 
     def begin(self, problem: dict[str, Any], seed: int) -> None:

@@ -46,7 +46,7 @@ def answer_prompt(
 ) -> str:
     """Show `samples` answers as text, without a stop string. Return one line on their speed and how they ended.
 
-    A single answer is shown while it is generated, unless the run has its own rollout function.
+    A single answer is shown while it is generated, unless the run has its own rollout function or an environment.
 
     show: called with each piece of text.
 
@@ -54,7 +54,7 @@ def answer_prompt(
     """
     config, sampler = experiment.config, Sampler(experiment, experiment.networks.drafter, samples, step=0)
     prompts = _asked(experiment, sampler, prompt, samples)
-    if samples == 1 and config.rollout.function is None:
+    if samples == 1 and config.rollout.function is None and experiment.environment_of is None:
         return _stream(experiment, params, prompts, sampler, show)
     with Progress("generation", samples, "answers", quiet=True) as progress:
         rollout, seconds = sampler.generate(params, prompts)
@@ -104,7 +104,9 @@ def _asked(experiment: Experiment, sampler: Sampler, prompt: Prompt, samples: in
 
     Raises ConfigError as `answer_prompt`.
     """
-    table = experiment.encode_prompts([Problem(prompt=prompt, answer="")])
+    problems = [Problem(prompt=prompt, answer="")]
+    sampler.answer_on(problems)
+    table = experiment.encode_prompts(problems)
     if table.dropped:
         raise ConfigError(f"prompt: must have 1 .. {table.max_length} tokens (data.max_prompt_tokens)")
     table = replace(table, width=min(1 << (table.width - 1).bit_length(), table.max_length))

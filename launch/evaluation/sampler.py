@@ -10,15 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from launch.data.batches import prompts_per_batch
+from launch.data.problems import Problem
 from launch.phases.compile_clock import CompileClock
 from launch.phases.progress import Progress
 from launch.setup.experiment import Experiment
 from specjax.cost import Drafting, choose
 from specjax.drafters import Drafter, NoDrafter
+from specjax.environments import HostEnvironment
 from specjax.keys import SeedStep, seed_step
 from specjax.parallel import processes
 from specjax.rewards import RewardFn, compiled_reward
 from specjax.rollout.generate import place
+from specjax.rollout.host_turns import HostTurns
 from specjax.rollout.make_generate import make_generate
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.stop_strings import FOUND
@@ -55,7 +58,8 @@ class Sampled(NamedTuple):
 class Sampler:
     """Callable that samples and scores completions: (params, jitted reward, prompts) -> Sampled.
 
-    Every call uses the same noise, keyed by (the run's seed, `step`), unless another is given.
+    Every call uses the same noise, keyed by (the run's seed, `step`), unless another is given. With an environment,
+    call `answer_on` first.
 
     Attributes:
         draft_length: draft length of every round.
@@ -64,7 +68,7 @@ class Sampler:
     """
 
     def __init__(self, experiment: Experiment, drafter: Drafter, samples: int, step: int = STEP) -> None:
-        rollout = experiment.config.rollout
+        rollout = experiment.rollout_on(())
         # Automatic draft lengths are chosen for training batches. The draft length does not change the distribution.
         self.draft_length = rollout.draft_length if drafter.proposes else 0
         without_carry_over = replace(rollout, carry_over=None, max_age=None)
@@ -72,9 +76,16 @@ class Sampler:
         # Evaluate the policy that is trained, not an 8-bit copy of it for rollouts.
         policy = replace(experiment.networks.policy, eight_bit=None, merged=False)
         self._generate = make_generate(policy, drafter, self.rollout, experiment.mesh, experiment.rollout_fn)
-        self._samples, self._mesh = samples, experiment.mesh
+        self._experiment, self._samples, self._mesh = experiment, samples, experiment.mesh
         self.noise = seed_step(experiment.config.seed, step)
         self._compile_clock = CompileClock()
+
+    def answer_on(self, problems: Sequence[Problem]) -> None:
+        """Let the environment answer completions of prompts whose ids are indices into `problems`."""
+        if isinstance(self._generate, HostTurns):
+            environment = self._experiment.rollout_on(problems).environment
+            assert isinstance(environment, HostEnvironment)
+            self._generate.environment = environment
 
     def start_compiling(self, params: Params, prompts: Prompts) -> None:
         """Start to compile the rollout of such prompts, as `Program.start_compiling`."""
@@ -157,6 +168,8 @@ class Evaluate:
         self._drafting, self._plain = (
             Sampler(experiment, drafter, samples) for drafter in (networks.drafter, NoDrafter())
         )
+        for sampler in (self._drafting, self._plain):
+            sampler.answer_on(experiment.problems.held_out)
         self._experiment, self._score, self._batches = experiment, compiled_reward(reward_fn), batches
 
     def __call__(self, state: TrainState) -> Evaluation:

@@ -82,6 +82,7 @@ def evaluate_sets(
     with pool or nullcontext():
         for number, (name, table) in enumerate(tables.items(), start=1):
             score = compiled_reward(make_reward(pool, sets[name], experiment.tokenizer))
+            sample.answer_on(sets[name])
             batches = fixed_batches(table, batch_size)
             with long_phase(f"evaluation of set {number}", len(batches), "batches") as phase:
                 saved = phase.restore("sampled")

@@ -63,7 +63,7 @@ class Start(NamedTuple):
 
 def make_steps(experiment: Experiment, reward_fn: RewardFn) -> Steps:
     """Return the steps of a run. Nothing is compiled yet."""
-    networks, config = experiment.networks, experiment.config
+    networks, config = experiment.networks, experiment.step_config
     functions = networks.policy, networks.drafter, reward_fn, config, experiment.mesh
     stages = Stages(*functions, experiment.rollout_fn, experiment.loss_fn)
     if config.asynchronous.lag is not None:

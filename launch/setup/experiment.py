@@ -10,11 +10,12 @@ import jax.extend
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from configs.schema import KINDS, AsynchronousConfig, RunConfig
+from configs.schema import KINDS, AsynchronousConfig, RolloutOptions, RunConfig
 from launch.cli.functions import load_function
 from launch.data.batches import PromptPipeline, PromptTable, prompt_pipeline
 from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer, Tokenizer
+from launch.environments.build import EnvironmentOf, Local, environment_of
 from launch.errors import as_config_error, check_all
 from launch.jobs.hosts import request_cpu_devices
 from launch.phases.long_phases import long_phase
@@ -48,6 +49,7 @@ class Experiment:
         networks:   policy and draft, with their parameters.
         rollout_fn: generates the completions of a step.
         loss_fn:    the policy's loss.
+        environment_of: problems -> what answers between the turns of their completions; None: they are one turn.
     """
 
     config: RunConfig
@@ -58,6 +60,7 @@ class Experiment:
     networks: Networks
     rollout_fn: RolloutFn = speculative_rollout
     loss_fn: LossFn = policy_loss
+    environment_of: EnvironmentOf | None = None
 
     __repr__ = short_repr
 
@@ -74,6 +77,16 @@ class Experiment:
     def held_out_prompts(self) -> PromptTable:
         """Held-out prompts as token ids."""
         return self.encode_prompts(self.problems.held_out)
+
+    @cached_property
+    def step_config(self) -> RunConfig:
+        """The config that training steps are compiled with: with the environment of the training problems."""
+        return replace(self.config, rollout=self.rollout_on(self.problems.train))
+
+    def rollout_on(self, problems: Sequence[Problem]) -> RolloutOptions:
+        """Return the options of rollouts whose prompts' ids are indices into `problems`, with their environment."""
+        environment = None if self.environment_of is None else self.environment_of(problems)
+        return replace(self.config.rollout, environment=environment)
 
     @property
     def prompt_width(self) -> int:
@@ -129,12 +142,15 @@ class Experiment:
         return Prompts(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes))  # pyright: ignore[reportArgumentType]
 
 
-def build_experiment(config: RunConfig, training: bool = True, asynchronous: bool = False) -> Experiment:
+def build_experiment(
+    config: RunConfig, training: bool = True, asynchronous: bool = False, local: Local | None = None
+) -> Experiment:
     """Build the experiment that `config` describes. Raises ConfigError if its sections contradict each other.
 
     training: False reads problems only if the draft may depend on them, because its vocabulary is chosen from them or
     a user function builds it, and skips the checks of how a training step is divided over the mesh.
     asynchronous: True follows the config's `asynchronous` section, which only runs do.
+    local: the environment of a script or notebook, in place of the config's.
     """
     functions = _load_functions(config)
     checks = [partial(check_correction, config)] if training else []
@@ -151,6 +167,7 @@ def build_experiment(config: RunConfig, training: bool = True, asynchronous: boo
         tokenizer = build_tokenizer(config)
         phase.finish(note="tokenizer loaded", program="tokenizer")
         config = _with_stops(config, tokenizer)
+        environments = environment_of(config, tokenizer, local)
         needs_problems = training or config.draft.vocab_size is not None or config.draft.kind not in KINDS
         problems = build_problems(config) if needs_problems else Problems(train=[], held_out=[])
         phase.finish(note="problems loaded", program="problems")
@@ -158,7 +175,7 @@ def build_experiment(config: RunConfig, training: bool = True, asynchronous: boo
         check_experts(config, networks)
         phase.finish(note="networks loaded", program="networks")
     config = _frozen_if_empty(config, networks)
-    return Experiment(config, mesh, rollout_mesh, tokenizer, problems, networks, *functions)
+    return Experiment(config, mesh, rollout_mesh, tokenizer, problems, networks, *functions, environments)
 
 
 def abstract_experiment(config: RunConfig, mesh: Mesh, rollout_mesh: Mesh | None = None) -> Experiment:

@@ -21,12 +21,14 @@ def fresh_state(experiment: Experiment, params: Params, seconds: np.ndarray | No
 
     seconds: measured seconds per round, float32 [phases, draft lengths]; None if the draft length is fixed.
     """
-    return init_train_state(params, experiment.config, experiment.mesh, seconds=seconds, **_state_arguments(experiment))
+    return init_train_state(
+        params, experiment.step_config, experiment.mesh, seconds=seconds, **_state_arguments(experiment)
+    )
 
 
 def abstract_state(experiment: Experiment) -> TrainState:
     """Return the state as ShapeDtypeStructs with shardings. Allocates nothing."""
-    config, params = experiment.config, experiment.networks.params
+    config, params = experiment.step_config, experiment.networks.params
     lengths = config.rollout.draft_lengths
     seconds = jax.ShapeDtypeStruct((len(experiment.phases), len(lengths)), jnp.float32) if lengths else None
     state = abstract_train_state(params, config, experiment.mesh, seconds=seconds, **_state_arguments(experiment))

@@ -49,6 +49,7 @@ class HostTurns:
     """Callable that generates as `GenerateProgram` does, with an environment on the host: see `make_generate`.
 
     Attributes:
+        environment: answers; another of the same width may take its place.
         seconds: of the last rollout, by metric: `time/tools`, the host's own work between programs; `time/waiting`, no
                  row could decode before an answer came; `time/decoding`, the rest.
     """
@@ -58,7 +59,7 @@ class HostTurns:
         assert isinstance(environment, HostEnvironment)
         if processes.count() > 1:
             raise ValueError("environment: answers on the host; the job must be one process")
-        self._environment, self._networks, self._config, self.mesh = environment, (policy, drafter), config, mesh
+        self.environment, self._networks, self._config, self.mesh = environment, (policy, drafter), config, mesh
         self._rows = NamedSharding(mesh, P(BATCH_AXES))
         self._prepare: Any = None
         self.seconds: dict[str, float] = {}
@@ -131,7 +132,7 @@ class HostTurns:
         keys, ids = processes.fetch((environment_keys(paused.state.keys), prompts.id))
         problems = np.repeat(ids, config.group_size)
         batch, _ = admission(config, len(problems))
-        return Conversations(self._environment, problems, keys, policy.vocab_size, batch)
+        return Conversations(self.environment, problems, keys, policy.vocab_size, batch)
 
     def _observation(self, answers: dict[int, Answer], rows: int) -> tuple[Observation, Array]:
         """Return the answers as a row of each sequence, and which have one."""
@@ -148,7 +149,7 @@ class HostTurns:
     @property
     def _widths(self) -> tuple[int, ...]:
         """Return the widths of observations that programs are compiled for: most answers are short."""
-        width = self._environment.width
+        width = self.environment.width
         return (width // 8, width) if width >= 64 else (width,)
 
     def _place(self, arrays: Any) -> Any:
