@@ -20,7 +20,7 @@ from launch.errors import ConfigError
 from launch.jobs.hosts import join_hosts
 from launch.phases.long_phases import long_phases_beside
 from launch.phases.signals import StopSignals
-from launch.rewards.reward_fn import make_pool, make_reward
+from launch.rewards.reward_fn import make_pool, scoring_of
 from launch.run.draft_monitor import explain_choice
 from launch.run.networks import trained_networks
 from launch.run.pin_references import with_commits, with_step
@@ -58,7 +58,7 @@ def compare(experiment: Experiment, args: CompareArgs) -> None:
     results |= {"checkpoint": args.checkpoint, "checkpoint_step": args.checkpoint_step}
     console.print(format_provenance("launch.compare"))
     with make_pool(config) or nullcontext() as pool:
-        reward_fn = make_reward(pool, experiment.problems.train, experiment.tokenizer)
+        reward_fn = scoring_of(config.reward, pool)(experiment.problems.train, experiment.tokenizer)
         variants, drafting = make_variants(experiment, reward_fn, params, costs and costs(params))
 
         def keep(measured: dict[str, object]) -> None:

@@ -1,8 +1,6 @@
 """Train a policy and its draft: `python -m launch.train CONFIG [--section.field VALUE ...]`."""
 
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,8 +10,6 @@ from launch.cli.options import parse_run
 from launch.cli.program import run_program, use_compile_cache
 from launch.console import console
 from launch.costs.cost_table import COST_TABLE, CostTable, given_cells
-from launch.data.problems import Problem
-from launch.data.tokenizers import Tokenizer
 from launch.errors import RunStopped
 from launch.jobs.hosts import join_hosts
 from launch.phases.long_phases import UNFINISHED, LongPhases
@@ -22,7 +18,7 @@ from launch.phases.signals import StopSignals
 from launch.plan.__main__ import main as plan
 from launch.report import try_report
 from launch.rewards.code import code_of_modules
-from launch.rewards.reward_fn import make_pool, make_reward
+from launch.rewards.reward_fn import RewardOf, make_pool, scoring_of
 from launch.rewards.thinking import describe_thinking
 from launch.run.checks import check_run
 from launch.run.directory import CHECKPOINTS, can_resume, check_resumable, open_run, record_config
@@ -68,10 +64,11 @@ class RunResult(NamedTuple):
     __repr__ = short_repr
 
 
-def run(config: RunConfig, reward_of: Callable[[Sequence[Problem], Tokenizer], RewardFn] | None = None) -> RunResult:
+def run(config: RunConfig, reward_of: RewardOf | None = None, local: Local | None = None) -> RunResult:
     """Start or continue a run.
 
     reward_of: returns the reward of completions of problems; None: `config.reward`.
+    local:     the environment of this process; None: `config.environment`.
 
     Raises RunStopped if too many steps in a row skipped an update.
     """
@@ -86,9 +83,9 @@ def run(config: RunConfig, reward_of: Callable[[Sequence[Problem], Tokenizer], R
         if reward_of is None:
             config = override(config, {"reward.code": code_of_modules(config.reward.names)})
         check_resumable(directory, config)
-        experiment = build_experiment(config, asynchronous=True)
+        experiment = build_experiment(config, asynchronous=True, local=local)
         with (make_pool(experiment.config) if reward_of is None else None) or nullcontext() as pool:
-            reward_of = reward_of or partial(make_reward, pool)
+            reward_of = reward_of or scoring_of(experiment.config.reward, pool)
             rewards = [reward_of(problems, experiment.tokenizer) for problems in experiment.problems]
             state, signal = train(experiment, rewards[0], rewards[1], directory, signals, long_phases)
             # The steps took the networks that the run began with.

@@ -12,6 +12,8 @@ import numpy as np
 
 from configs.override import override
 from configs.schema import RunConfig
+from configs.schema.environments import LOCAL
+from configs.schema.rewards import ENVIRONMENT
 from launch.cli.consequences import with_consequences
 from launch.cli.effects import without_effect
 from launch.cli.fields import fields_of
@@ -24,15 +26,14 @@ from launch.comparison.closing import check_comparison, compare_steps, without_m
 from launch.comparison.stage_times import VariantReport
 from launch.console import console, wide_console
 from launch.data.problem_list import ProblemList
-from launch.data.problems import Problem
 from launch.data.prompts import read_prompt
-from launch.data.tokenizers import Tokenizer
+from launch.environments.build import Local
 from launch.errors import ConfigError, Stopped, as_config_error
 from launch.evaluation.one_prompt import Answers
 from launch.evaluation.sampler import drafts_pay
 from launch.jobs.hosts import join_hosts
 from launch.rewards.code import code_of_function
-from launch.rewards.reward_fn import function_reward, make_pool, make_reward
+from launch.rewards.reward_fn import RewardOf, function_reward, make_pool, scoring_of
 from launch.rewards.scorers import FUNCTION, scorer_of
 from launch.run.directory import RUNS
 from launch.run.export import ExportArgs, export
@@ -42,11 +43,9 @@ from launch.setup.experiment import Experiment
 from launch.train import run
 from specjax.keys import seed_step
 from specjax.options import MOST, show
-from specjax.rewards import RewardFn
 from specjax.train.config import check_groups
 from specjax.types import TrainState
 
-RewardOf = Callable[[Sequence[Problem], Tokenizer], RewardFn]
 # Options that a function as reward would ignore.
 SCORERS = ("reward.scorer", "reward.also", "reward.weights")
 MOST_SAMPLES = 2**20
@@ -139,9 +138,11 @@ class TrainedRun:
 def train(
     model: str | Path,
     data: str | Path | Sequence[Mapping[str, Any]],
-    reward: Callable[..., Any] | str,
+    reward: Callable[..., Any] | str | None = None,
     steps: int = 200,
     *,
+    tools: Sequence[Callable[..., Any] | str] = (),
+    environment: Callable[[], Any] | str | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     options: Mapping[str, Any] | None = None,
@@ -157,8 +158,13 @@ def train(
                  this process, without a time limit: a call that hangs blocks the run. `completion` is the text after
                  the thinking, `whole_text` all of it, `problem` is {"prompt", "answer", "columns"}, `answer` only its
                  answer: parameters get what their names say (docs/rewards.md). Or the name of a scorer, as "math" or
-                 "package.module:function", which runs in processes of its own with `reward.time_limit_s`.
+                 "package.module:function", which runs in processes of its own with `reward.time_limit_s`. None: only
+                 what the environment gives.
         steps:   Number of steps.
+        tools:   Functions that the model may call, with type hints and docstrings in Google's style. They run in
+                 threads of this process, where a call that hangs stays behind; given as "package.module:name", in
+                 processes.
+        environment: Class or function that makes an environment of a completion (docs/turns.md), or its name.
         out:     Directory of the run. None: a new one in runs.
         resume:  Continue the run in `out`.
         options: Other options by their names on the command line, as {"rollout.group_size": 16}. Lists become tuples.
@@ -166,9 +172,12 @@ def train(
     Raises ConfigError for bad input, and Stopped after a signal, once the run is saved.
     """
     use_compile_cache()
-    reward_of, scorer, code = None, reward, None
+    answering, local = _environment_options(tools, environment)
+    if reward is None and not answering:
+        raise ConfigError("reward = None: must be a function or the name of a scorer without tools and environment")
+    reward_of, scorer, code = None, ENVIRONMENT if reward is None else reward, None
     if callable(reward):
-        name = getattr(reward, "__name__", type(reward).__name__)
+        name = _name_of(reward)
         scorer_of(reward, owner=f"reward = {name}")
         scorer, code = f"{FUNCTION}{name}", code_of_function(reward)
     given = _option_values(options or {})
@@ -184,6 +193,7 @@ def train(
         "data.train": str(data if problems is None else problems.path),
         "reward.scorer": scorer,
         "reward.code": code,
+        **answering,
         "steps": _as_tuple(steps),
         "out": None if out is None else str(out),
         "resume": resume,
@@ -199,12 +209,34 @@ def train(
     for line in without_effect(recipe, config, given, TRAIN):
         console.print(line)
     with problems.written() if problems is not None else nullcontext():
-        result = run(join_hosts(config), reward_of)
+        result = run(join_hosts(config), reward_of, local)
     if result.signal is not None:
         raise Stopped(result.signal, f"stopped; train(.., out={str(result.directory)!r}, resume=True) continues it")
     results = [record.get("result") for record in records_of(result.directory / EVENTS_FILE)]
     accuracy = next((each["accuracy_after"] for each in reversed(results) if each and "accuracy_after" in each), None)
     return TrainedRun(result.directory, result.experiment, result.state, reward_of, accuracy)
+
+
+def _environment_options(
+    tools: Sequence[Callable[..., Any] | str], environment: Callable[[], Any] | str | None
+) -> tuple[dict[str, Any], Local | None]:
+    """Return the options that name an environment, and what of it is of this process."""
+    if tools and environment is not None:
+        raise ConfigError(f"tools = {show(tools)}: must be empty with an environment")
+    functions = [*tools] if environment is None else [environment]
+    if len({isinstance(each, str) for each in functions}) > 1:
+        raise ConfigError(f"tools = {show(tools)}: must all be functions, or all be names")
+    names = tuple(each if isinstance(each, str) else f"{LOCAL}{_name_of(each)}" for each in functions)
+    if not functions:
+        return {}, None
+    options = {"environment.tools": names} if environment is None else {"environment.function": names[0]}
+    if isinstance(functions[0], str):
+        return options, None
+    return options, Local(tools=functions) if environment is None else Local(make=functions[0])
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _check_number(name: str, value: object, least: int, most: int) -> None:
@@ -247,4 +279,4 @@ def _scoring(experiment: Experiment, reward_of: RewardOf | None) -> Iterator[Rew
         yield reward_of
         return
     with make_pool(experiment.config) or nullcontext() as pool:
-        yield partial(make_reward, pool)
+        yield scoring_of(experiment.config.reward, pool)

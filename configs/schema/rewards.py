@@ -7,7 +7,9 @@ from typing import Annotated
 
 from specjax.options import NonNegative, Options, Positive, above, at_least, at_most, show
 
-TRACED = "exact_traced"
+TRACED, ENVIRONMENT = "exact_traced", "environment"
+# Scorers within the program, which read no text.
+ON_DEVICE = TRACED, ENVIRONMENT
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,8 @@ class RewardConfig(Options):
     Attributes:
         scorer:       Main scorer; a completion is correct above 0.5. exact: text after the last # equals the answer;
                       math: math-verify; regex: see pattern; format: see format; exact_traced: exact on the device,
-                      without other scorers; or package.module:name, (completion, answer or problem) -> number.
+                      without other scorers; environment: only what the environment gives, which is added to every
+                      scorer's reward; or package.module:name, (completion, answer or problem) -> number.
         also:         Scorers to add to the main one: those above, or length. Each is logged as reward/NAME.
         weights:      Weight of each scorer, main first. Empty: all 1.
         pattern:      Regular expression of the scorer regex. The group of its last match must equal the answer; without
@@ -75,8 +78,9 @@ class RewardConfig(Options):
             raise ValueError("scorer = length: cannot tell if an answer is correct; length is allowed only in also")
         if len(set(self.names)) < len(self.names):
             raise ValueError(f"also = {self.also}: must name each scorer once, without scorer = {self.scorer}")
-        if TRACED in self.names and (self.also or self.weights):
-            raise ValueError(f"also = {self.also}, weights = {self.weights}: must be empty with {TRACED}")
+        for name in ON_DEVICE:
+            if name in self.names and (self.also or self.weights):
+                raise ValueError(f"also = {self.also}, weights = {self.weights}: must be empty with {name}")
         if self.weights and len(self.weights) != len(self.names):
             raise ValueError(f"weights = {self.weights}: must be {len(self.names)}, for {', '.join(self.names)}")
         if ("regex" in self.names) != (self.pattern is not None):

@@ -11,7 +11,7 @@ from configs.schema.functions import LossOptions, RolloutOptions
 from configs.schema.hosts import HostsConfig
 from configs.schema.model import ModelConfig
 from configs.schema.records import CheckpointConfig, EvalConfig, LogConfig, SpeedupConfig
-from configs.schema.rewards import RewardConfig
+from configs.schema.rewards import ENVIRONMENT, RewardConfig
 from models.lora import LoraConfig
 from specjax.options import NonNegative, Positive
 from specjax.parallel.mesh import MeshConfig
@@ -94,6 +94,8 @@ class RunConfig(TrainConfig):
         if not self.environment.answers:
             if rollout.environment is not None:
                 raise ValueError("rollout.environment: must be None in a recipe; environment.function names one")
+            if self.reward.scorer == ENVIRONMENT:
+                raise ValueError("reward.scorer = environment: needs environment.function or environment.tools")
             if rollout.turn_tokens is not None:
                 raise ValueError(f"rollout.turn_tokens = {rollout.turn_tokens}: must be None without an environment")
             return

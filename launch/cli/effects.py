@@ -6,7 +6,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from configs.schema import KINDS, RunConfig
-from configs.schema.rewards import TRACED
+from configs.schema.rewards import ON_DEVICE
 from launch.cli.recipe_options import TRAIN, reads
 from launch.jobs.hosts import launched_by_a_cluster
 from specjax.options import show
@@ -27,7 +27,8 @@ IGNORED = (
     Ignored(("draft.lookup.kept",), {"draft.lookup.kind": ("none", "ngram")}),
     Ignored(("loss.kl_estimator",), {"loss.kl_coefficient": (0,)}),
     Ignored(("hosts.coordinator",), {"hosts.count": (1,)}),
-    Ignored(("reward.workers", "reward.time_limit_s"), {"reward.scorer": (TRACED,)}),
+    Ignored(("reward.workers", "reward.time_limit_s"), {"reward.scorer": ON_DEVICE}),
+    Ignored(("rollout.turns", "environment"), {"environment.function": (None,), "environment.tools": ((),)}),
 )
 # Other programs may distil where a run would not.
 IGNORED_BY_RUNS = (

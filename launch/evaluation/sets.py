@@ -21,7 +21,7 @@ from launch.evaluation.sampler import Sampled, Sampler, join_sampled
 from launch.evaluation.statistics import INTERVAL
 from launch.phases.long_phases import long_phase
 from launch.predict.refusals import check_rollout
-from launch.rewards.reward_fn import final_answers, make_pool, make_reward
+from launch.rewards.reward_fn import final_answers, make_pool, scoring_of
 from launch.rewards.thinking import describe_thinking
 from launch.setup.experiment import Experiment
 from launch.setup.problems import build_problems, load_problems
@@ -81,7 +81,7 @@ def evaluate_sets(
     pool = make_pool(config)
     with pool or nullcontext():
         for number, (name, table) in enumerate(tables.items(), start=1):
-            score = compiled_reward(make_reward(pool, sets[name], experiment.tokenizer))
+            score = compiled_reward(scoring_of(config.reward, pool)(sets[name], experiment.tokenizer))
             sample.answer_on(sets[name])
             batches = fixed_batches(table, batch_size)
             with long_phase(f"evaluation of set {number}", len(batches), "batches") as phase:

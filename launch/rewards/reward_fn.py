@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import numpy as np
 
 from configs.schema import RewardConfig, RunConfig
 from configs.schema.functions import is_function
-from configs.schema.rewards import TRACED
+from configs.schema.rewards import ENVIRONMENT, ON_DEVICE, TRACED
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from launch.errors import ConfigError
@@ -19,15 +20,17 @@ from launch.rewards.host_scorer import FunctionScorer, HostScorer, as_object
 from launch.rewards.reader import AnswerReader, answer_rule
 from launch.rewards.scorers import FUNCTION, NAMED, load_scorer
 from launch.rewards.workers import CHUNK, RewardPool
-from specjax.rewards import HostReward, RewardFn
+from specjax.rewards import HostReward, RewardFn, environment_reward
 from specjax.types import Prompts, Reward, Rollout
 
 logger = logging.getLogger(__name__)
 
+RewardOf = Callable[[Sequence[Problem], Tokenizer], RewardFn]
+
 
 def make_pool(config: RunConfig) -> RewardPool | None:
     """Return the scorer processes; None if the reward is traced."""
-    return None if config.reward.scorer == TRACED else RewardPool(config.reward, answer_rule(config).stop_strings)
+    return None if config.reward.scorer in ON_DEVICE else RewardPool(config.reward, answer_rule(config).stop_strings)
 
 
 def final_answers(
@@ -56,7 +59,7 @@ def final_answer_of(config: RewardConfig) -> Callable[[str], str | None] | None:
     It runs in this process without a time limit, so call it only on completions that were scored. A completion on which
     it raises an exception has no answer.
     """
-    if config.scorer.startswith(FUNCTION):
+    if config.scorer.startswith(FUNCTION) or config.scorer == ENVIRONMENT:
         return None
     name = "exact" if config.scorer == TRACED else config.scorer
     final_answer = load_scorer(name, config.pattern_of(name)).final_answer
@@ -70,6 +73,13 @@ def final_answer_of(config: RewardConfig) -> Callable[[str], str | None] | None:
             return None
 
     return answer_or_none
+
+
+def scoring_of(config: RewardConfig, pool: RewardPool | None) -> RewardOf:
+    """Return the function from problems to the reward of their completions. pool: that `make_pool` made."""
+    if config.scorer == ENVIRONMENT:
+        return lambda problems, tokenizer: environment_reward
+    return partial(make_reward, pool)
 
 
 def make_reward(pool: RewardPool | None, problems: Sequence[Problem], tokenizer: Tokenizer) -> RewardFn:
