@@ -13,11 +13,11 @@ class Episode(Protocol):
     the answer to all later calls. `end` must be called in any case.
     """
 
-    def step(self, turn: str) -> "Future[Step | Failure]":
+    def step(self, turn: str) -> Future[Step | Failure]:
         """Return the answer to a turn. The future never raises."""
         ...
 
-    def end(self) -> "Future[float | Failure]":
+    def end(self) -> Future[float | Failure]:
         """End the episode and return its last reward, 0.0 if it has none. The future never raises."""
         ...
 

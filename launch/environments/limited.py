@@ -63,7 +63,7 @@ class LimitedEpisodes(ABC):
         """
         return LimitedEpisode(self, json.loads(json.dumps(problem)), seed)
 
-    def submit(self, call: Callable[[], Coroutine[Any, Any, T]]) -> "Future[T | Failure]":
+    def submit(self, call: Callable[[], Coroutine[Any, Any, T]]) -> Future[T | Failure]:
         """Run a coroutine in the loop. After `close` the answer is a failure."""
         with self._lock:
             if not self._closed:
@@ -110,11 +110,11 @@ class LimitedEpisode:
         self._failure: Failure | None = None
         episodes.submit(lambda: self._begin(problem, seed))
 
-    def step(self, turn: str) -> "Future[Step | Failure]":
+    def step(self, turn: str) -> Future[Step | Failure]:
         """Return the answer to a turn. The future never raises."""
         return self._episodes.submit(lambda: self._step(turn))
 
-    def end(self) -> "Future[float | Failure]":
+    def end(self) -> Future[float | Failure]:
         """End the episode and return its last reward, 0.0 if it has none. The future never raises."""
         return self._episodes.submit(self._end)
 

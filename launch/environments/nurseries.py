@@ -25,7 +25,7 @@ class Forked(NamedTuple):
 
     number: int
     end: socket.socket
-    ended: "asyncio.Future[str]"
+    ended: asyncio.Future[str]
 
 
 class Nursery:

@@ -102,11 +102,11 @@ class Nursery:
         except OSError as error:  # there are too many processes
             _send(self._end, "ended", number, f"could not start: {error.strerror}")
 
-    def _become_episode(self, nursery: int, end: socket.socket) -> NoReturn:
+    def _become_episode(self, parent: int, end: socket.socket) -> NoReturn:
         code = 1
         try:
             guard.end_with_parent(signal.SIGKILL)
-            if os.getppid() != nursery:  # it ended before
+            if os.getppid() != parent:  # it ended before
                 os._exit(1)
             guard.adopt_orphans()
             os.setpgid(0, 0)

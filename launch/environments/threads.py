@@ -68,6 +68,6 @@ class _EnvironmentThread(Host):
                 loop.call_soon_threadsafe(_answer, answering, answer)
 
 
-def _answer(answering: "asyncio.Future[Answer | Failure]", answer: Answer | Failure) -> None:
+def _answer(answering: asyncio.Future[Answer | Failure], answer: Answer | Failure) -> None:
     if not answering.done():
         answering.set_result(answer)

@@ -16,7 +16,7 @@ PRINTED_LINES, LONGEST_LINE = 10, 500  # of their output that is logged
 _READ_BYTES = 2**20
 
 
-def start_guard(module: str, argument: str, theirs: socket.socket, output: int) -> "subprocess.Popen[bytes]":
+def start_guard(module: str, argument: str, theirs: socket.socket, output: int) -> subprocess.Popen[bytes]:
     """Start the program `python -m module argument FD`, whose main function is `run_guarded` with that descriptor.
 
     On Linux it ends with the thread that calls this.
@@ -36,7 +36,7 @@ def start_guard(module: str, argument: str, theirs: socket.socket, output: int) 
     )
 
 
-def end_guard(guard: "subprocess.Popen[bytes]") -> None:
+def end_guard(guard: subprocess.Popen[bytes]) -> None:
     """End the program and all processes that it started, and wait for the end."""
     guard.terminate()
     try:

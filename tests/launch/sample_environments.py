@@ -1,7 +1,6 @@
 """Environments that misbehave on demand. Episodes' processes import them."""
 
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -75,9 +74,6 @@ class ByCommand:
 
     def _messages(self, argument: str) -> Step:
         return Step(({"role": "tool", "content": (1, "é\ud800")},), 2)
-
-    def _random(self, argument: str) -> str:
-        return str(random.random())
 
     def _imported(self, argument: str) -> str:
         return str(argument in sys.modules)

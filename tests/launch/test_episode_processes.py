@@ -145,11 +145,17 @@ def test_processes_import_nothing_heavy_and_share_no_descriptors(episodes: Proce
     assert len(os.listdir("/proc/self/fd")) == before - 31
 
 
-def test_random_numbers_depend_on_the_seed(episodes: ProcessEpisodes) -> None:
-    begun = [episodes.begin(problem(), seed) for seed in (0, 0, 1)]
-    first, same, other = [text(episode, "random") for episode in begun]
-    assert first == same != other
-    assert [episode.end().result() for episode in begun] == [0.0] * 3
+def test_random_numbers_depend_on_the_seed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    lines = (
+        "import random, numpy",
+        "class Draws:",
+        "    def step(self, turn): return f'{random.random()} {numpy.random.random()}'",
+    )
+    (tmp_path / "draws.py").write_text("\n".join(lines))
+    with ProcessEpisodes({"environment": "draws:Draws"}, PLENTY_S, PLENTY_S) as episodes:
+        first, same, other = [text(episodes.begin(problem(), seed), "x").split() for seed in (0, 0, -1)]
+    assert first == same and first[0] != other[0] and first[1] != other[1]
 
 
 def test_prints_are_cut_and_labelled(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> None:
