@@ -49,7 +49,7 @@ def find_base(tokenizer: HuggingFaceTokenizer, schemas: Sequence[dict[str, Any]]
         try:
             return tokenizer.chat_text(messages, schemas, generation_prompt)
         except Exception as error:  # a template is a program, which may raise anything
-            raise refused(f"fails on {follows}: {first_line(error)}") from error
+            raise refused(f"fails in a conversation with {follows}: {first_line(error)}") from error
 
     question = {"role": "user", "content": "dummy-question"}
     prompt = text_of([question])
@@ -61,7 +61,7 @@ def find_base(tokenizer: HuggingFaceTokenizer, schemas: Sequence[dict[str, Any]]
     if not conversation.startswith(prompt):
         raise refused("begins an assistant's message in another way than the prompt of one")
     stop, end, end_id = _last_stop(tokenizer, conversation)
-    if stop < max(conversation.rfind(part) for part in parts):
+    if any(part in conversation[stop + len(end) :] for part in parts):
         raise ConfigError(
             f"rollout.stop_tokens = {tokenizer.stop_tokens}: the chat template of model.path = {tokenizer.directory} "
             f"ends an assistant's message with {conversation[-20:]!r}; must name the token that ends a turn"

@@ -231,7 +231,7 @@ BOTH = ("tool", "user")
         (
             "{{ '\n<tool_response>\n' +",
             "{{ raise_exception('No tools.') +",
-            {"tool": "fails on a tool's answer: No tools."},
+            {"tool": "fails in a conversation with a tool's answer: No tools."},
         ),
         ("+ message.content + '\n</tool_response>'", "+ '\n</tool_response>'", {"tool": "leaves out a tool's answer"}),
         (
@@ -269,6 +269,11 @@ def test_thinking_that_the_prompt_turns_off_is_not_expected_of_a_turn(tmp_path: 
     tokenizer = tokenizer_of(tmp_path, template, template_kwargs={"enable_thinking": False})
     ids = Joint(tokenizer, limit=99, roles=("user",)).ids("ab", [])
     assert tokenizer.with_special_tokens(ids).endswith("ab<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n")
+
+
+def test_a_tool_may_be_named_like_a_part_of_the_end_token(tmp_path: Path):
+    schema = {"type": "function", "function": {"name": "end", "parameters": {"type": "object", "properties": {}}}}
+    Joint(tokenizer_of(tmp_path), [schema], limit=99)
 
 
 def test_an_end_token_that_is_no_stop_token_is_refused(tmp_path: Path):
