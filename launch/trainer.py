@@ -162,7 +162,7 @@ def train(
                  what the environment gives.
         steps:   Number of steps.
         tools:   Functions that the model may call, with type hints and docstrings in Google's style. They run in
-                 threads of this process, where a call that hangs stays behind; given as "package.module:name", in
+                 threads of this process, where a call that hangs is never stopped; given as "package.module:name", in
                  processes.
         environment: Class or function that makes an environment of a completion (docs/turns.md), or its name.
         out:     Directory of the run. None: a new one in runs.

@@ -97,7 +97,7 @@ def tokens_at(x: Shaped[Array, "B T *rest"], index: Int[Array, "B N"]) -> Shaped
     return jnp.take_along_axis(x, index, axis=1, mode="fill", fill_value=0)
 
 
-def behind(
+def extended(
     x: Shaped[Array, "B T *rest"], new: Shaped[Array, "B O *rest"], at: Int[Array, "B"]
 ) -> Shaped[Array, "B N *rest"]:
     """Return the first at[b] tokens of each row followed by the new ones, N = T + O. Padding follows."""

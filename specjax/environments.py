@@ -70,7 +70,7 @@ class Answer(NamedTuple):
 
 @runtime_checkable
 class Episode(Protocol):
-    """What answers the turns of one sequence. Its methods return at once."""
+    """Conversation of one sequence with its environment. Methods return at once."""
 
     def step(self, turn: Sequence[int]) -> Future[Answer]:
         """Begin to answer a turn, given its tokens with what ended them. The future holds no exception."""

@@ -14,7 +14,7 @@ Seconds = Annotated[float, above(0), at_most(86_400)]
 
 @dataclass(frozen=True)
 class EnvironmentConfig(Options):
-    """What answers between the turns of a completion. Without function and tools, a completion is one turn.
+    """Environment that answers between the turns of a completion. Without function and tools there is one turn.
 
     Attributes:
         function:  Your own environment, as package.module:name: a class with step(turn), or an environment in JAX.

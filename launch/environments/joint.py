@@ -152,7 +152,7 @@ class Joint:
         needed = len(self._ids([self._message(role, "")], None))
         if needed > self._limit:
             raise ConfigError(
-                f"environment.max_observation_tokens = {self._limit}: the chat template takes {needed} for an empty "
+                f"environment.answer_tokens = {self._limit}: the chat template takes {needed} for an empty "
                 "answer; must be more"
             )
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from specjax.cache import View, behind, decode_view, resize, tokens_at
+from specjax.cache import View, extended, decode_view, resize, tokens_at
 from specjax.drafters.base import Anchors, Drafter, DraftLoss, Flag, Proposal, at_anchors, everywhere, start_if
 from specjax.drafters.distillation import Objective, PassDecay, Passes, acceptance, divergence
 from specjax.drafters.training_time_test import pass_view
@@ -137,8 +137,8 @@ class FeatureDrafter(Drafter):
     ) -> HeadState:
         """Cache the features that wait and all new ones but the last, which waits for the next round."""
         current = (count > 0) & (state.length + state.waiting == visible)
-        features = behind(state.features, features, state.waiting)
-        following = behind(state.tokens, tokens, state.waiting)
+        features = extended(state.features, features, state.waiting)
+        following = extended(state.tokens, tokens, state.waiting)
         last = state.waiting + count - 1
         width = state.tokens.shape[1]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from specjax.cache import behind, resize, tokens_at
+from specjax.cache import extended, resize, tokens_at
 from specjax.drafters.base import Anchors, Drafter, DraftLoss, Flag, Proposal, at_anchors, everywhere, start_if
 from specjax.drafters.distillation import Objective, acceptance, divergence
 from specjax.log_probs import laws, teacher_forced
@@ -116,7 +116,7 @@ class ModelDrafter(Drafter):
     ) -> ModelState:
         """Cache the tokens that wait and all new ones but the last, which waits for the next round."""
         current = (count > 0) & (state.length + state.waiting == visible + 1)
-        joined, last = behind(state.tokens, tokens, state.waiting), state.waiting + count - 1
+        joined, last = extended(state.tokens, tokens, state.waiting), state.waiting + count - 1
         zeros = jnp.zeros_like(count)
         output = self.model.apply(params.draft, joined, state.length, state.cache, zeros, state.visible_from)
         kept = jnp.pad(tokens_at(joined, last[:, None]), ((0, 0), (0, state.tokens.shape[1] - 1)))

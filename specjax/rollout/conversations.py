@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 class Rows(NamedTuple):
-    """What the host reads of a rollout's rows, as numpy arrays.
+    """Part of a rollout's rows that the host reads, as numpy arrays.
 
     done:    bool [R], ended. waiting: bool [R], the turn has ended and the environment has not answered.
     began:   int32 [R], completion tokens before the turn. emitted: int32 [R], completion tokens.

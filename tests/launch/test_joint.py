@@ -187,7 +187,7 @@ def test_a_limit_without_room_is_refused(tmp_path: Path):
     tokenizer = tokenizer_of(tmp_path)
     needed = len(Joint(tokenizer, SCHEMAS, limit=999).ids([{"role": "tool", "content": ""}], []))
     Joint(tokenizer, SCHEMAS, limit=needed)
-    with refuses(f"environment.max_observation_tokens = {needed - 1}: ...{needed}", ConfigError):
+    with refuses(f"environment.answer_tokens = {needed - 1}: ...{needed}", ConfigError):
         Joint(tokenizer, SCHEMAS, limit=needed - 1)
 
 

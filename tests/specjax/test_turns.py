@@ -21,7 +21,7 @@ CUT = Ending.LENGTH, Ending.FULL
 
 
 class Episode(NamedTuple):
-    """What a simulation of one sequence came to."""
+    """Result of a simulation of one sequence."""
 
     tokens: list[int]
     sampled: list[bool]
