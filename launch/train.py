@@ -10,6 +10,7 @@ from launch.cli.options import parse_run
 from launch.cli.program import run_program, use_compile_cache
 from launch.console import console
 from launch.costs.cost_table import COST_TABLE, CostTable, given_cells
+from launch.environments.build import Local
 from launch.errors import RunStopped
 from launch.jobs.hosts import join_hosts
 from launch.phases.long_phases import UNFINISHED, LongPhases

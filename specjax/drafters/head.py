@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from specjax.cache import View, extended, decode_view, resize, tokens_at
+from specjax.cache import View, decode_view, extended, resize, tokens_at
 from specjax.drafters.base import Anchors, Drafter, DraftLoss, Flag, Proposal, at_anchors, everywhere, start_if
 from specjax.drafters.distillation import Objective, PassDecay, Passes, acceptance, divergence
 from specjax.drafters.training_time_test import pass_view
