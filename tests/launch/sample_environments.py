@@ -69,6 +69,9 @@ class ByCommand:
     def _none(self, argument: str) -> None:
         return None
 
+    def _say(self, argument: str) -> str:
+        return argument
+
     def _letters(self, argument: str) -> str:
         return argument * 1_000_000
 
@@ -161,6 +164,17 @@ class ByCommand:
         while len(os.listdir(directory)) < int(count):
             time.sleep(0.001)
         return "met"
+
+
+class FaultyOnce(ByCommand):
+    """Answers turns by their numbers, with a reward of 1. In the second it executes the command of its problem."""
+
+    def step(self, turn: str) -> Any:
+        number = len(self._turns) + 1
+        if number == 2 and self._problem["columns"]["fault"]:
+            return super().step(self._problem["columns"]["fault"])
+        self._turns.append(turn)
+        return Step(f"{number}:", 1.0)
 
 
 class WithoutBeginAndEnd:
