@@ -177,6 +177,12 @@ class FaultyOnce(ByCommand):
         return Step(f"{number}:", 1.0)
 
 
+class Grid(ByCommand):
+    """An environment in text that has the names of one in JAX."""
+
+    width = 3
+
+
 class WithoutBeginAndEnd:
     def step(self, turn: str) -> str:
         return turn
@@ -187,9 +193,28 @@ class BeginsWithText(WithoutBeginAndEnd):
         return "hello"
 
 
+class StepsWithoutTurn:
+    def step(self) -> str:
+        return ""
+
+
 def unmade() -> None:
     raise RuntimeError("cannot be made")
 
 
 def not_an_environment() -> int:
     return 1
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: First number.
+        b: Second number.
+    """
+    return a + b
+
+
+def bare(a: int) -> int:
+    return a
