@@ -60,7 +60,7 @@ def environment_of(config: RunConfig, tokenizer: Tokenizer, local: Local | None 
         make = load_function("environment.function", names[0]) if local is None else local.make
         assert make is not None
         with refusing_errors("environment.function", names[0], "be a class or function that makes an environment"):
-            made = make()
+            made: Any = make()
         if not _takes_text(made):
             return _in_tokens(config, owner, made)
         _check_host(config, owner)
@@ -110,9 +110,7 @@ def _with_tools(
     joint = Joint(tokenizer, schemas, limit=options.answer_tokens, roles=("tool",))
     limits = options.call_limit_s, options.episode_limit_s
     if is_local:
-        # Its begin and end are missing, as they may be.
-        make: Callable[[], Any] = partial(Tools, functions, calls)
-        episodes = ThreadEpisodes(make, *limits)
+        episodes = ThreadEpisodes(partial(Tools, functions, calls), *limits)
     else:
         episodes = ProcessEpisodes({"tools": [*options.tools], "calls": calls}, *limits)
     read = turn_reader(tokenizer, tokenizer.stop_tokens, FORMATS[calls].markers)

@@ -30,16 +30,18 @@ def take(decoding: Decoding, state: RoundState, seen: Observation, ready: Bool[A
     assert turns is not None
     why = Ending.STOP if seen.ending is None else seen.ending
     number = turns.number + ready.astype(jnp.int32)
-    full = state.emitted + seen.count >= config.max_new_tokens
+    full = state.emitted + seen.lengths >= config.max_new_tokens
     ending = jnp.where(full, Ending.FULL, Ending.GOING)
     ending = jnp.where(number >= config.turns, Ending.TURNS, ending)
     ending = jnp.where(seen.done, why, ending).astype(jnp.int8)
     goes_on, emitted = ready & (ending == Ending.GOING), state.emitted
     failed = (ending == Ending.FAILED) | (ending == Ending.TIMED_OUT)
-    state = append(decoding, state, seen.tokens, jnp.where(goes_on, seen.count, 0))
+    state = append(decoding, state, seen.tokens, jnp.where(goes_on, seen.lengths, 0))
     return replace(
         state,
         done=state.done | (ready & ~goes_on),
+        # Stop strings are looked for in each turn by itself.
+        stop_state=None if state.stop_state is None else jnp.where(goes_on, START, state.stop_state),
         stopped=jnp.where(ready, ~goes_on & (ending != Ending.FULL), state.stopped),
         turns=replace(
             turns,
@@ -72,8 +74,6 @@ def append(decoding: Decoding, state: RoundState, tokens: Int[Array, "B O"], cou
     written = {name: put_rows(getattr(state, name), new, state.emitted) for name, new in put.items()}
     if state.routes is not None and routes is not None:
         written["routes"] = put_rows(state.routes, routes, state.visible)
-    if state.stop_state is not None:
-        written["stop_state"] = jnp.where(count > 0, START, state.stop_state)
     return replace(
         state,
         cache=output.cache,
