@@ -69,6 +69,26 @@ def environment_of(config: RunConfig, tokenizer: Tokenizer, local: Local | None 
     return lambda problems: TextEnvironment(options.answer_tokens, problems, episodes, read, joint, reports)
 
 
+def showing_tools(config: RunConfig, tokenizer: Tokenizer) -> Tokenizer:
+    """Return the tokenizer, whose prompts show the tools that the config names from now on. Raises ConfigError."""
+    if names := config.environment.tools:
+        _show_tools(config, tokenizer, [load_function("environment.tools", name) for name in names])
+    return tokenizer
+
+
+def _show_tools(
+    config: RunConfig, tokenizer: Tokenizer, functions: Sequence[Callable[..., Any]]
+) -> tuple[HuggingFaceTokenizer, str]:
+    """Show tools in all prompts of the tokenizer. Return it, and the chat template that shows them."""
+    if not isinstance(tokenizer, HuggingFaceTokenizer) or tokenizer.template is None:
+        raise ConfigError(
+            f"environment.tools = {', '.join(config.environment.tools)}: needs a chat template that shows tools; must "
+            "be empty, and environment.function set"
+        )
+    tokenizer.tools = tool_schemas(functions)
+    return tokenizer, tokenizer.template
+
+
 def _takes_text(made: Any) -> bool:
     """Return whether an environment is one in text: its step takes the turn only."""
     try:
@@ -99,21 +119,15 @@ def _with_tools(
     config: RunConfig, tokenizer: Tokenizer, functions: Sequence[Callable[..., Any]], is_local: bool
 ) -> tuple[Episodes, Callable[[Sequence[int]], str], Joint]:
     options = config.environment
-    if not isinstance(tokenizer, HuggingFaceTokenizer) or tokenizer.template is None:
-        raise ConfigError(
-            f"environment.tools = {', '.join(options.tools)}: needs a chat template that shows tools; must be empty, "
-            "and environment.function set"
-        )
-    schemas = tool_schemas(functions)
-    tokenizer.tools = schemas
-    calls = options.calls or format_of(tokenizer.template)
-    joint = Joint(tokenizer, schemas, limit=options.answer_tokens, roles=("tool",))
+    shown, template = _show_tools(config, tokenizer, functions)
+    calls = options.calls or format_of(template)
+    joint = Joint(tokenizer, shown.tools, limit=options.answer_tokens, roles=("tool",))
     limits = options.call_limit_s, options.episode_limit_s
     if is_local:
         episodes = ThreadEpisodes(partial(Tools, functions, calls), *limits)
     else:
         episodes = ProcessEpisodes({"tools": [*options.tools], "calls": calls}, *limits)
-    read = turn_reader(tokenizer, tokenizer.stop_tokens, FORMATS[calls].markers)
+    read = turn_reader(shown, shown.stop_tokens, FORMATS[calls].markers)
     return episodes, read, joint
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import launch.generate
 from configs.override import override
 from configs.schema import RunConfig
 from launch.data.problems import Problem
@@ -174,3 +175,10 @@ def test_a_conversation_has_the_ids_of_the_templates_own_rendering(
         assert answer is None or context == rendered(tokenizer, messages, tokenizer.tools)
     assert episode.end().result() == 0.0
     environment.episodes.close()
+
+
+def test_a_prompt_is_shown_with_its_tools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = "--model.path", str(write_chat_tokenizer(tmp_path, CHATML))
+    asked = "own_data", *model, "--prompt", "abcd", "--samples", "0", "--environment.tools", ADD
+    assert launch.generate.main([*asked]) == 0
+    assert '"name": "add", "description": "Add two numbers."' in capsys.readouterr().out
