@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import flax.linen as nn
@@ -17,19 +18,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.override import override
+from launch.data.batches import fixed_batches
 from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer
 from launch.environments.joint import Joint
 from launch.environments.processes import ProcessEpisodes
 from launch.environments.text_environment import Reports, TextEnvironment, turn_reader
+from launch.evaluation.one_prompt import Answers
+from launch.evaluation.sampler import Evaluate
+from launch.setup.experiment import build_experiment
 from models.decoder import init_decoder, make_policy
 from specjax.drafters import NGramDrafter
 from specjax.environments import Answer
 from specjax.keys import seed_step
 from specjax.parallel.mesh import MeshConfig, make_mesh
+from specjax.rewards import environment_reward
 from specjax.rollout.make_generate import make_generate
 from specjax.rollout.plan import RolloutConfig
 from specjax.types import Ending, Params, Prompts, Rollout
+from tests.launch.programs import SMALLEST
 from tests.launch.test_episodes import PLENTY_S
 from tests.specjax import training
 from tests.specjax.test_host_turns import FIELDS, OneAnswer
@@ -181,3 +189,15 @@ def test_each_kind_of_failure_is_logged_once(rollouts: tuple[Rollout, Rollout, s
     *_, log = rollouts
     assert log.count("a completion has no reward") == 2 and log.count("no answer within 0.5 s") == 1
     assert log.count("an answer of 2 tokens, ids [1, 257]") == 1
+
+
+def test_evaluations_and_answers_have_the_environment() -> None:
+    """Evaluated problems have answers, and so rewards; a prompt of one's own has none."""
+    options = {"environment.function": "tests.launch.sample_environments:Ones", "draft.kind": "none"}
+    options |= {"rollout.stop_tokens": tuple(range(7)), "rollout.draft_length": 0, "rollout.max_new_tokens": 24}
+    experiment = build_experiment(override(SMALLEST, options | {"rollout.turns": 2, "eval.samples": 2}))
+    state: Any = SimpleNamespace(params=experiment.networks.params, drafting=None)
+    (prompts,) = fixed_batches(experiment.held_out_prompts, 4)
+    assert Evaluate(experiment, environment_reward, [prompts])(state).accuracy == 1.0
+    texts = Answers(experiment)("1+1", 2, seed_step(0, 0))
+    assert len(texts) == 2 and all("11111" in text for text in texts)
