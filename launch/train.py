@@ -82,7 +82,8 @@ def run(config: RunConfig, reward_of: RewardOf | None = None, local: Local | Non
     ):
         config = with_commits(config, directory if config.resume else None, starts=True)
         if reward_of is None:
-            config = override(config, {"reward.code": code_of_modules(config.reward.names)})
+            own = [*config.reward.names, *config.environment.names]
+            config = override(config, {"reward.code": code_of_modules(own)})
         check_resumable(directory, config)
         experiment = build_experiment(config, asynchronous=True, local=local)
         with (make_pool(experiment.config) if reward_of is None else None) or nullcontext() as pool:

@@ -44,7 +44,7 @@ class HostReward:
         rows, tokens = processes.own_rows(rollout.tokens)
         _, lengths = processes.own_rows(rollout.lengths)
         if rollout.sampled is not None:
-            tokens, lengths = _sampled(tokens, processes.own_rows(rollout.sampled)[1])
+            tokens, lengths = _drawn(tokens, processes.own_rows(rollout.sampled)[1])
         total, ids = len(rollout.lengths), processes.fetch(prompts.id)
         scores = _scored(self.score, self.parts, tokens, lengths, ids[rows // (total // len(ids))])
         return _reward(self.parts, *processes.join_rows(rows, scores, total))
@@ -100,7 +100,10 @@ def host_reward(score: HostScore, mesh: Mesh, parts: tuple[str, ...] = ()) -> Re
         call = jax.shard_map(
             _score_shard, mesh=mesh, in_specs=rows, out_specs=rows, axis_names=set(AXES), check_vma=False
         )
-        return _reward(parts, *call(rollout.tokens, rollout.lengths, ids))
+        drawn = rollout.tokens, rollout.lengths
+        if rollout.sampled is not None:
+            drawn = _drawn(rollout.tokens, rollout.sampled)
+        return _reward(parts, *call(*drawn, ids))
 
     def _score_shard(tokens: jax.Array, lengths: jax.Array, ids: jax.Array) -> tuple[jax.Array, ...]:
         # Replicas of a shard must get the same scores: the first one calls the host, psum passes them to the others.
@@ -119,11 +122,12 @@ def host_reward(score: HostScore, mesh: Mesh, parts: tuple[str, ...] = ()) -> Re
     return reward
 
 
-def _sampled(tokens: np.ndarray, sampled: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sampled tokens of each row, left-aligned, then zeros, and their numbers."""
-    order, lengths = np.argsort(~sampled, axis=1, kind="stable"), np.sum(sampled, axis=1, dtype=np.int32)
-    drawn = np.take_along_axis(tokens, order, axis=1)
-    return np.where(np.arange(tokens.shape[1])[None] < lengths[:, None], drawn, 0), lengths
+def _drawn(tokens: Any, sampled: Any) -> tuple[Any, Any]:
+    """Return the sampled tokens of each row, left-aligned, then zeros, and their numbers: numpy's or JAX's arrays."""
+    xp = np if isinstance(tokens, np.ndarray) else jnp
+    order, lengths = xp.argsort(~sampled, axis=1, stable=True), xp.sum(sampled, axis=1, dtype=np.int32)
+    drawn = xp.take_along_axis(tokens, order, axis=1)
+    return xp.where(xp.arange(tokens.shape[1])[None] < lengths[:, None], drawn, xp.zeros_like(drawn)), lengths
 
 
 def _shapes(rows: int, parts: tuple[str, ...]) -> list[tuple[int, ...]]:

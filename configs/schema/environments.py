@@ -45,6 +45,6 @@ class EnvironmentConfig(Options):
             raise ValueError(f"calls = {self.calls}: must be None without tools")
 
     @property
-    def answers(self) -> bool:
-        """Return whether there is an environment."""
-        return self.function is not None or bool(self.tools)
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the functions; () without an environment."""
+        return self.tools if self.function is None else (self.function,)

@@ -57,7 +57,8 @@ class RewardConfig(Options):
         keep_special_tokens: Score with special tokens (<think>).
         workers:      Number of scorer processes.
         time_limit_s: Seconds for all scorers of one completion. After that it has no reward.
-        code:         Hash of the code of your own scorers. Runs set it, and say if they go on with other code.
+        code:         Hash of the code of your own scorers and environment. Runs set it, and say if they go on with
+                      other code.
     """
 
     scorer: str = "exact"

@@ -91,7 +91,7 @@ class RunConfig(TrainConfig):
     def _check_environment(self) -> None:
         """Raise ValueError for options that have no meaning with an environment, or without one."""
         rollout = self.rollout
-        if not self.environment.answers:
+        if not self.environment.names:
             if rollout.environment is not None:
                 raise ValueError("rollout.environment: must be None in a recipe; environment.function names one")
             if self.reward.scorer == ENVIRONMENT:

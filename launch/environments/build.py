@@ -42,9 +42,9 @@ def environment_of(config: RunConfig, tokenizer: Tokenizer, local: Local | None 
     a conversation.
     """
     options = config.environment
-    if not options.answers:
+    if not options.names:
         return None
-    option, *names = ("function", options.function) if options.function is not None else ("tools", *options.tools)
+    option, names = "tools" if options.tools else "function", options.names
     owner = f"environment.{option} = {', '.join(names)}"
     if local is None and (gone := [name for name in names if name.startswith(LOCAL)]):
         raise ConfigError(
@@ -52,6 +52,7 @@ def environment_of(config: RunConfig, tokenizer: Tokenizer, local: Local | None 
             "package.module:name, or in Python train(.., resume=True)"
         )
     if options.tools:
+        _check_host(config, owner)
         functions = [load_function("environment.tools", name) for name in names] if local is None else local.tools
         episodes, read, joint = _with_tools(config, tokenizer, functions, local is not None)
     else:
@@ -59,19 +60,17 @@ def environment_of(config: RunConfig, tokenizer: Tokenizer, local: Local | None 
         assert make is not None
         with refusing_errors("environment.function", names[0], "be a class or function that makes an environment"):
             made = make()
+        if not isinstance(made, Environment):
+            _check_host(config, owner)
         if isinstance(made, Environment | HostEnvironment):
-            _check_host(config, owner, isinstance(made, Environment))
             return lambda problems: made
         episodes, read, joint = _of_text(config, tokenizer, made, make, local is not None)
-    _check_host(config, owner, False)
     reports = Reports(owner)
     return lambda problems: TextEnvironment(options.answer_tokens, problems, episodes, read, joint, reports)
 
 
-def _check_host(config: RunConfig, owner: str, traced: bool) -> None:
+def _check_host(config: RunConfig, owner: str) -> None:
     """Raise ConfigError where an environment on the host cannot answer."""
-    if traced:
-        return
     if config.rollout.phases:
         raise ConfigError(f"rollout.phases = {config.rollout.phases}: must be empty with {owner}, which is not in JAX")
     if processes.count() > 1:

@@ -45,6 +45,8 @@ def describe(config: RunConfig, plan: PlanConfig, mesh: Mesh, rollout_mesh: Mesh
     devices = _describe_devices(mesh, device)
     if rollout_mesh is not mesh:
         devices = f"{devices} that train and {_describe_devices(rollout_mesh, device)} that generate"
+    if config.environment.names:
+        devices = f"{devices}, of one turn: {', '.join(config.environment.names)} answers in programs of its own"
     if plan.gpu == "cpu":
         return (
             f"{config.name} on {devices}. NOT A GPU'S FIGURES: temporaries are 2.5 to 3 times a GPU's, and collectives "

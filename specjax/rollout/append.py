@@ -40,6 +40,8 @@ def take(decoding: Decoding, state: RoundState, seen: Observation, ready: Bool[A
     return replace(
         state,
         done=state.done | (ready & ~goes_on),
+        # Stop strings are looked for in each turn by itself.
+        stop_state=None if state.stop_state is None else jnp.where(goes_on, START, state.stop_state),
         stopped=jnp.where(ready, ~goes_on & (ending != Ending.FULL), state.stopped),
         turns=replace(
             turns,
@@ -72,8 +74,6 @@ def append(decoding: Decoding, state: RoundState, tokens: Int[Array, "B O"], cou
     written = {name: put_rows(getattr(state, name), new, state.emitted) for name, new in put.items()}
     if state.routes is not None and routes is not None:
         written["routes"] = put_rows(state.routes, routes, state.visible)
-    if state.stop_state is not None:
-        written["stop_state"] = jnp.where(count > 0, START, state.stop_state)
     return replace(
         state,
         cache=output.cache,

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import jax
 import jax.numpy as jnp
@@ -122,8 +122,9 @@ class Stages:
         """Return what keys the noise of a step."""
         return jnp.int32(self.config.seed), step
 
+    @cached_property
     def host_turns(self) -> HostTurns | None:
-        """Return what generates in place of `generate` with an environment on the host; None without one."""
+        """Generates in place of `generate` with an environment on the host; None without one."""
         if not self.config.rollout.answers_on_host:
             return None
         check_rollout_fn(self.rollout_fn)

@@ -71,7 +71,7 @@ class StagedStep:
         self.stages, self._timed = stages, Clock()
         self._programs: dict[str, Program] = {}
         self._prepare: Callable[[Params], Params] | None = None
-        self._host_turns = stages.host_turns()
+        self._host_turns = stages.host_turns
 
     def __call__(self, state: TrainState, prompts: Prompts, chosen: Choice = None) -> tuple[StepResult, Seconds]:
         """Take a step stage by stage. chosen: index of each phase's draft length; None: `Stages.choose` picks it."""
@@ -195,7 +195,7 @@ class ProbeStep:
         self._mesh, self._timed, self._step = stages.mesh, Clock(), StagedStep(stages)
         self._plain = replace(stages, config=plain)
         self._generate_plain = Program(self._plain.generate, stages.mesh, compute_dtype=stages.policy.dtype)
-        self._plain_turns = self._plain.host_turns()
+        self._plain_turns = self._plain.host_turns
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
         prompts = place(prompts, self._mesh)

@@ -80,7 +80,7 @@ class TrainStep:
         # A rollout of another mesh has counts for each shard of that one, so it keeps its layout.
         self._of_rollout = None if from_another_mesh else self._rows
         self._programs: dict[str, Program] = {}
-        self._host_turns = stages.host_turns()
+        self._host_turns = stages.host_turns
         self._divided = self._host_turns is not None or isinstance(stages.reward_fn, HostReward)
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:

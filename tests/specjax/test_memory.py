@@ -48,7 +48,7 @@ def prompts_of(*ids: int) -> Prompts:
 @pytest.mark.slow
 def test_steps_and_probes_leave_the_newest_completions_of_each_prompt_and_saves_keep_them(tmp_path: Path):
     """Programs that generate for other prompts restore no memory."""
-    mesh = mesh_of(2, 2, 2)
+    mesh = mesh_of(2, 2)
     step, probe = make_train_step(*PARTS, mesh), ProbeStep(Stages(*PARTS, mesh))
     start, state = fresh(mesh), fresh(mesh)
     expected: list[list[list[int]]] = [[] for _ in range(PROBLEMS)]

@@ -38,7 +38,7 @@ def simulate(world: World, config: RolloutConfig, prompt: int, noise: np.ndarray
         logits = world.completion_logits(prompt, padded)[len(tokens)]
         tokens.append(int((logits / config.law.temperature + noise[len(tokens)]).argmax()))
         sampled.append(True)
-        if tokens[-1] not in config.stop_tokens:
+        if tokens[-1] not in config.stop_tokens and not world.ends(tokens[began:]):
             if len(tokens) == config.max_new_tokens or len(tokens) - began == config.turn_tokens:
                 return Episode(tokens, sampled, Ending.LENGTH, returns)
             continue
@@ -62,6 +62,7 @@ BASE = RolloutConfig(
     max_new_tokens=BUDGET,
     draft_length=0,
     stop_tokens=(3, 10, 17, 1, 5, 8),
+    stop_strings=WANDERING.stop_strings,
     verifier="coupled",
     law=SamplingLaw(0.8),
     environment=Sums(WANDERING.vocab),
@@ -102,6 +103,10 @@ def test_the_episodes_have_something_to_compare(episodes: list[Episode]):
     }
     observed = [len(episode.sampled) - sum(episode.sampled) for episode in episodes]
     assert sum(observed) > 20 and max(observed) > 4
+    # Some turns are ended by a string without a stop token.
+    pairs = [(each, at) for each in episodes for at in range(1, len(each.tokens))]
+    last = [each.tokens[at - 1] for each, at in pairs if each.sampled[at - 1] and not each.sampled[at]]
+    assert not set(last) <= set(BASE.stop_tokens)
 
 
 @pytest.mark.parametrize(
