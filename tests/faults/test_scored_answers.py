@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.schema import DataConfig, RewardConfig, RolloutOptions, RunConfig
+from configs.schema import DataConfig, EnvironmentConfig, RewardConfig, RolloutOptions, RunConfig
 from launch.cli.recipes import load_recipe
 from launch.data.arithmetic import ALPHABET
 from launch.data.problems import Problem
@@ -25,7 +25,7 @@ from launch.evaluation.sampler import Sampled
 from launch.evaluation.sets import completion_records
 from launch.rewards.answers import AnswerRule, Completion
 from launch.rewards.host_scorer import HostScorer
-from launch.rewards.reader import AnswerReader
+from launch.rewards.reader import AnswerReader, answer_rule
 from launch.rewards.reward_fn import final_answers, function_reward, make_reward
 from launch.rewards.scorers import scorer_of
 from launch.rewards.thinking import describe_thinking
@@ -211,6 +211,14 @@ def test_row_67_scorers_of_ones_own_get_the_answer_and_the_whole_text() -> None:
         tokens = np.array([list(text.encode())], np.int32)
         (value,), _ = score(tokens, np.array([len(text)]), np.array([0]))
         assert value == np.float32(expected)
+
+
+def test_stop_strings_within_an_answer_of_several_turns_are_kept() -> None:
+    text = "</a>ask</a>4"
+    assert AnswerRule((), ("</a>",)).answer_in(text) == "" and AnswerRule((), ("</a>",), True).answer_in(text) == text
+    assert AnswerRule((), ("</b>", "</a>"), True).answer_in(f"{text}</a>") == text
+    config = RunConfig(name="x", steps=1, environment=EnvironmentConfig(function="some.module:environment"))
+    assert answer_rule(config).turns and not answer_rule(RunConfig(name="x", steps=1)).turns
 
 
 def test_an_answer_shows_observed_lines_apart() -> None:

@@ -36,7 +36,7 @@ def configs(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     """Return the configs of runs, which do not start."""
     started = list[RunConfig]()
 
-    def run(config: RunConfig, reward_of: object) -> Any:
+    def run(config: RunConfig, reward_of: object, local: object) -> Any:
         started.append(config)
         return SimpleNamespace(signal=None, directory=Path("x"), experiment=None, state=None)
 
