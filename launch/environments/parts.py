@@ -10,6 +10,15 @@ from launch.rewards.answers import before_stop
 from specjax.types import Ending
 
 SAMPLED, OBSERVED = "sampled", "observed"
+# What the names of `Ending` say, in lower case as records have them.
+ENDINGS = {
+    "stop": "ended by the environment",
+    "length": "cut off at the length budget",
+    "turns": "ended at the limit of turns",
+    "failed": "the environment failed",
+    "timed_out": "the environment took too long",
+    "full": "cut off: an answer did not fit into the length budget",
+}
 
 
 def parts_of(ids: Sequence[int], sampled: Sequence[bool]) -> Iterator[tuple[str, list[int]]]:

@@ -13,7 +13,7 @@ from launch.data.batches import fixed_batches
 from launch.data.problems import Problem
 from launch.data.prompts import Prompt, read_prompt
 from launch.data.tokenizers import Tokenizer
-from launch.environments.parts import conversation_text
+from launch.environments.parts import ENDINGS, conversation_text
 from launch.errors import ConfigError
 from launch.evaluation.sampler import Sampler
 from launch.evaluation.streaming import stream_rounds
@@ -67,8 +67,8 @@ def answer_prompt(
     cut = samples - int(np.sum(stopped[:samples]))
     ending = _ending(config.rollout, f"{cut} of {samples} answers " if cut else None)
     if experiment.environment_of is not None:
-        counts = Counter(Ending(each).name.lower().replace("_", " ") for each in endings[:samples].tolist())
-        ending = "endings: " + ", ".join(f"{count} {name}" for name, count in counts.items())
+        counts = Counter(ENDINGS[Ending(each).name.lower()] for each in endings[:samples].tolist())
+        ending = ", ".join(f"{text} ({count})" if samples > 1 else text for text, count in counts.items())
     return _summary(float(metrics["rollout/tokens"]), seconds, float(metrics["rollout/acceptance_length"]), ending)
 
 

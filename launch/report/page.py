@@ -10,6 +10,7 @@ from typing import Any
 
 from configs.override import flat
 from launch.console import console
+from launch.environments.parts import ENDINGS
 from launch.phases.run_clock import describe_seconds
 from launch.report.charts import length_bars, line_charts, metric_series, stage_bars
 from launch.report.figures import key_figures, number, run_times
@@ -29,15 +30,6 @@ WRITERS = {
     Writer.RECOVERED: "policy, instead of a rejected token",
     Writer.BONUS: "policy, bonus token after a fully accepted proposal",
     Writer.ENVIRONMENT: "environment, observed: trains nothing",
-}
-# By the names of `Ending`, as samples have them.
-ENDINGS = {
-    "stop": "ended by the environment",
-    "length": "cut off at the length budget",
-    "turns": "ended at the limit of turns",
-    "failed": "the environment failed",
-    "timed_out": "the environment took too long",
-    "full": "cut off: an answer did not fit into the length budget",
 }
 # Tokens shown at the start and at the end of a long completion.
 HEAD, TAIL = 400, 100
