@@ -230,9 +230,10 @@ def _environment_options(
     if not functions:
         return {}, None
     options = {"environment.tools": names} if environment is None else {"environment.function": names[0]}
-    if isinstance(functions[0], str):
+    own = [each for each in functions if not isinstance(each, str)]
+    if not own:
         return options, None
-    return options, Local(tools=functions) if environment is None else Local(make=functions[0])
+    return options, Local(tools=own) if environment is None else Local(make=own[0])
 
 
 def _name_of(function: Callable[..., Any]) -> str:

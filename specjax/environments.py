@@ -13,15 +13,15 @@ class Observation(NamedTuple):
     """Answers to the turns of all rows.
 
     Attributes:
-        tokens: int32 [B, O], appended to the sequence: its first `count` tokens.
-        count:  int32 [B], 0 .. O.
-        done:   bool [B], the sequence ends with its turn. Nothing is appended.
-        reward: float32 [B], of the turn.
-        ending: int8 [B], the `Ending` of sequences that are done; None: STOP.
+        tokens:  int32 [B, O], of which the first `lengths` are appended to the sequence.
+        lengths: int32 [B], 0 .. O.
+        done:    bool [B], the sequence ends with its turn. Nothing is appended.
+        reward:  float32 [B], of the turn.
+        ending:  int8 [B], the `Ending` of sequences that are done; None: STOP.
     """
 
     tokens: Int[Array, "B O"]
-    count: Int[Array, "B"]
+    lengths: Int[Array, "B"]
     done: Bool[Array, "B"]
     reward: Float[Array, "B"]
     ending: Int[Array, "B"] | None = None

@@ -124,7 +124,7 @@ def host_reward(score: HostScore, mesh: Mesh, parts: tuple[str, ...] = ()) -> Re
 
 def _drawn(tokens: Any, sampled: Any) -> tuple[Any, Any]:
     """Return the sampled tokens of each row, left-aligned, then zeros, and their numbers: numpy's or JAX's arrays."""
-    xp = np if isinstance(tokens, np.ndarray) else jnp
+    xp: Any = np if isinstance(tokens, np.ndarray) else jnp
     order, lengths = xp.argsort(~sampled, axis=1, stable=True), xp.sum(sampled, axis=1, dtype=np.int32)
     drawn = xp.take_along_axis(tokens, order, axis=1)
     return xp.where(xp.arange(tokens.shape[1])[None] < lengths[:, None], drawn, xp.zeros_like(drawn)), lengths

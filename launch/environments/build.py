@@ -59,10 +59,11 @@ def environment_of(config: RunConfig, tokenizer: Tokenizer, local: Local | None 
         make = load_function("environment.function", names[0]) if local is None else local.make
         assert make is not None
         with refusing_errors("environment.function", names[0], "be a class or function that makes an environment"):
-            made = make()
-        if not isinstance(made, Environment):
-            _check_host(config, owner)
-        if isinstance(made, Environment | HostEnvironment):
+            made: Any = make()
+        if isinstance(made, Environment):
+            return lambda problems: made
+        _check_host(config, owner)
+        if isinstance(made, HostEnvironment):
             return lambda problems: made
         episodes, read, joint = _of_text(config, tokenizer, made, make, local is not None)
     reports = Reports(owner)

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launch.environments.answers import TextEnvironment
-
 FUNCTION_OPTION, TOOLS_OPTION = "environment.function", "environment.tools"
 
 
@@ -19,9 +17,7 @@ def named_functions(spec: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(TOOLS_OPTION, name) for name in spec["tools"]]
 
 
-def environment_maker(
-    spec: Mapping[str, Any], functions: Sequence[Callable[..., Any]]
-) -> Callable[[], TextEnvironment]:
+def environment_maker(spec: Mapping[str, Any], functions: Sequence[Callable[..., Any]]) -> Callable[[], Any]:
     """Return the function that makes a new environment of a spec and the functions that it names."""
     if "environment" in spec:
         return functions[0]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from launch.environments.answers import Failure, TextEnvironment
+from launch.environments.answers import Failure
 from launch.environments.checked import Answer, CallName, CheckedEnvironment
 from launch.environments.limited import Ended, Host, LimitedEpisodes
 
@@ -22,7 +22,7 @@ class ThreadEpisodes(LimitedEpisodes):
     call_s, episode_s: limits in seconds of one call of an environment, and of all calls of an episode together.
     """
 
-    def __init__(self, make: Callable[[], TextEnvironment], call_s: float, episode_s: float) -> None:
+    def __init__(self, make: Callable[[], Any], call_s: float, episode_s: float) -> None:
         self._make = make
         super().__init__(call_s, episode_s)
 
@@ -32,7 +32,7 @@ class ThreadEpisodes(LimitedEpisodes):
 
 
 class _EnvironmentThread(Host):
-    def __init__(self, make: Callable[[], TextEnvironment]) -> None:
+    def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         # None ends the thread.
         self._calls = queue.SimpleQueue[tuple[CallName, tuple[Any, ...], asyncio.Future[Answer | Failure]] | None]()

@@ -30,13 +30,13 @@ def take(decoding: Decoding, state: RoundState, seen: Observation, ready: Bool[A
     assert turns is not None
     why = Ending.STOP if seen.ending is None else seen.ending
     number = turns.number + ready.astype(jnp.int32)
-    full = state.emitted + seen.count >= config.max_new_tokens
+    full = state.emitted + seen.lengths >= config.max_new_tokens
     ending = jnp.where(full, Ending.FULL, Ending.GOING)
     ending = jnp.where(number >= config.turns, Ending.TURNS, ending)
     ending = jnp.where(seen.done, why, ending).astype(jnp.int8)
     goes_on, emitted = ready & (ending == Ending.GOING), state.emitted
     failed = (ending == Ending.FAILED) | (ending == Ending.TIMED_OUT)
-    state = append(decoding, state, seen.tokens, jnp.where(goes_on, seen.count, 0))
+    state = append(decoding, state, seen.tokens, jnp.where(goes_on, seen.lengths, 0))
     return replace(
         state,
         done=state.done | (ready & ~goes_on),

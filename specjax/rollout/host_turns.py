@@ -62,7 +62,7 @@ class HostTurns:
         self.environment, self._networks, self._config, self.mesh = environment, (policy, drafter), config, mesh
         self._rows = NamedSharding(mesh, P(BATCH_AXES))
         self._prepare: Any = None
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, Any] = {}
         rows, whole = P(BATCH_AXES), P()
         programs = {
             "begin": (self._begin, (whole, rows, whole, whole), ()),
@@ -144,7 +144,8 @@ class HostTurns:
         for row, answer in answers.items():
             tokens[row, : len(answer.tokens)], count[row] = answer.tokens, len(answer.tokens)
             ending[row], reward[row], ready[row] = answer.ending, answer.reward, True
-        return self._place((Observation(tokens, count, ending != Ending.GOING, reward, ending), ready))
+        seen: Any = tokens, count, ending != Ending.GOING, reward, ending
+        return self._place((Observation(*seen), ready))
 
     @property
     def _widths(self) -> tuple[int, ...]:

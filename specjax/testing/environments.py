@@ -63,7 +63,7 @@ def _traced(environment: Environment, config: RolloutConfig, prompt: Completion)
         row = jnp.array([completion + (0,) * (config.max_new_tokens - len(completion))], jnp.int32)
         state, seen = step(begun if state is None else state, row, zero + began, zero + len(completion))
         seen = processes.fetch(seen)
-        return state, tuple(seen.tokens[0, : seen.count[0]].tolist()), bool(seen.done[0])
+        return state, tuple(seen.tokens[0, : seen.lengths[0]].tolist()), bool(seen.done[0])
 
     return ask
 

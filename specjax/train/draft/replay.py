@@ -27,7 +27,7 @@ class Replay:
         # Separate arrays: a state is donated, and no buffer can be donated twice.
         shapes = (count, *rows), (count, rows[0]), (count, rows[0])
         sampled = jnp.zeros((count, *rows), bool) if turns else None
-        return cls(*(jnp.zeros(shape, jnp.int32) for shape in shapes), sampled)
+        return cls(*(jnp.zeros(shape, jnp.int32) for shape in shapes), sampled=sampled)
 
     def rows(self) -> Sequences:
         """Return the rollouts as rows [n, R, ..]."""
