@@ -11,6 +11,7 @@ from launch.cli.paths import check_checkpoint, check_policy_source
 from launch.cli.program import run_program, use_compile_cache
 from launch.cli.recipe_options import GENERATE
 from launch.console import console
+from launch.environments.build import showing_tools
 from launch.evaluation.one_prompt import answer_prompt, as_asked, given_problem
 from launch.jobs.hosts import join_hosts
 from launch.run.networks import params_of, without_idle_draft
@@ -58,7 +59,7 @@ def main(argv: list[str]) -> int:
         check_sources(config)
     problem = build_problems(config).train[0] if args.prompt is None else given_problem(args.prompt)
     if args.prompt is None or args.samples == 0:
-        console.print(as_asked(problem, build_tokenizer(config)))
+        console.print(as_asked(problem, showing_tools(config, build_tokenizer(config))))
     if args.samples == 0:
         return 0
     check_policy_source(config, args.checkpoint)

@@ -223,6 +223,10 @@ def _environment_options(
     """Return the options that name an environment, and what of it is of this process."""
     if tools and environment is not None:
         raise ConfigError(f"tools = {show(tools)}: must be empty with an environment")
+    if isinstance(tools, str) or callable(tools):
+        raise ConfigError(f"tools = {show(tools)}: must be a list of functions, or of names")
+    if not (environment is None or isinstance(environment, str) or callable(environment)):
+        raise ConfigError(f"environment = {show(environment)}: must be a class or function that makes one, or its name")
     functions = [*tools] if environment is None else [environment]
     if len({isinstance(each, str) for each in functions}) > 1:
         raise ConfigError(f"tools = {show(tools)}: must all be functions, or all be names")

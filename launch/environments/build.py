@@ -1,5 +1,6 @@
 """The environment that a run's configuration names, for problems of any set."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -60,14 +61,50 @@ def environment_of(config: RunConfig, tokenizer: Tokenizer, local: Local | None 
         assert make is not None
         with refusing_errors("environment.function", names[0], "be a class or function that makes an environment"):
             made: Any = make()
-        if isinstance(made, Environment):
-            return lambda problems: made
+        if not _takes_text(made):
+            return _in_tokens(config, owner, made)
         _check_host(config, owner)
-        if isinstance(made, HostEnvironment):
-            return lambda problems: made
         episodes, read, joint = _of_text(config, tokenizer, made, make, local is not None)
     reports = Reports(owner)
     return lambda problems: TextEnvironment(options.answer_tokens, problems, episodes, read, joint, reports)
+
+
+def showing_tools(config: RunConfig, tokenizer: Tokenizer) -> Tokenizer:
+    """Return the tokenizer, whose prompts show the tools that the config names from now on. Raises ConfigError."""
+    if names := config.environment.tools:
+        _show_tools(config, tokenizer, [load_function("environment.tools", name) for name in names])
+    return tokenizer
+
+
+def _show_tools(
+    config: RunConfig, tokenizer: Tokenizer, functions: Sequence[Callable[..., Any]]
+) -> tuple[HuggingFaceTokenizer, str]:
+    """Show tools in all prompts of the tokenizer. Return it, and the chat template that shows them."""
+    if not isinstance(tokenizer, HuggingFaceTokenizer) or tokenizer.template is None:
+        raise ConfigError(
+            f"environment.tools = {', '.join(config.environment.tools)}: needs a chat template that shows tools; must "
+            "be empty, and environment.function set"
+        )
+    tokenizer.tools = tool_schemas(functions)
+    return tokenizer, tokenizer.template
+
+
+def _takes_text(made: Any) -> bool:
+    """Return whether an environment is one in text: its step takes the turn only."""
+    try:
+        inspect.signature(made.step).bind("turn")
+    except (AttributeError, TypeError, ValueError):
+        return False
+    return True
+
+
+def _in_tokens(config: RunConfig, owner: str, made: Any) -> EnvironmentOf:
+    """Return an environment in tokens for all problems. Raises ConfigError for what is no environment."""
+    if not isinstance(made, HostEnvironment):
+        raise ConfigError(f"{owner}: makes {type(made).__name__}, which has no step(turn); must make an environment")
+    if not isinstance(made, Environment):
+        _check_host(config, owner)
+    return lambda problems: made
 
 
 def _check_host(config: RunConfig, owner: str) -> None:
@@ -82,36 +119,26 @@ def _with_tools(
     config: RunConfig, tokenizer: Tokenizer, functions: Sequence[Callable[..., Any]], is_local: bool
 ) -> tuple[Episodes, Callable[[Sequence[int]], str], Joint]:
     options = config.environment
-    if not isinstance(tokenizer, HuggingFaceTokenizer) or tokenizer.template is None:
-        raise ConfigError(
-            f"environment.tools = {', '.join(options.tools)}: needs a chat template that shows tools; must be empty, "
-            "and environment.function set"
-        )
-    schemas = tool_schemas(functions)
-    tokenizer.tools = schemas
-    calls = options.calls or format_of(tokenizer.template)
+    shown, template = _show_tools(config, tokenizer, functions)
+    calls = options.calls or format_of(template)
+    joint = Joint(tokenizer, shown.tools, limit=options.answer_tokens, roles=("tool",))
     limits = options.call_limit_s, options.episode_limit_s
     if is_local:
         episodes = ThreadEpisodes(partial(Tools, functions, calls), *limits)
     else:
         episodes = ProcessEpisodes({"tools": [*options.tools], "calls": calls}, *limits)
-    read = turn_reader(tokenizer, tokenizer.stop_tokens, FORMATS[calls].markers)
-    return episodes, read, Joint(tokenizer, schemas, limit=options.answer_tokens, roles=("tool",))
+    read = turn_reader(shown, shown.stop_tokens, FORMATS[calls].markers)
+    return episodes, read, joint
 
 
 def _of_text(
     config: RunConfig, tokenizer: Tokenizer, made: Any, make: Callable[[], Any], is_local: bool
 ) -> tuple[Episodes, Callable[[Sequence[int]], str], Joint]:
     options = config.environment
-    if not callable(getattr(made, "step", None)):
-        raise ConfigError(
-            f"environment.function = {options.function}: makes {type(made).__name__}, which has no step; must make an "
-            "environment"
-        )
+    joint = Joint(tokenizer, limit=options.answer_tokens, roles=getattr(made, "roles", ("user",)))
     limits = options.call_limit_s, options.episode_limit_s
     if is_local:
         episodes = ThreadEpisodes(make, *limits)
     else:
         episodes = ProcessEpisodes({"environment": options.function}, *limits)
-    joint = Joint(tokenizer, limit=options.answer_tokens, roles=getattr(made, "roles", ("user",)))
     return episodes, turn_reader(tokenizer, tokenizer.stop_tokens, ()), joint

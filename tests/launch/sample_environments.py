@@ -69,6 +69,9 @@ class ByCommand:
     def _none(self, argument: str) -> None:
         return None
 
+    def _say(self, argument: str) -> str:
+        return argument
+
     def _letters(self, argument: str) -> str:
         return argument * 1_000_000
 
@@ -163,6 +166,23 @@ class ByCommand:
         return "met"
 
 
+class FaultyOnce(ByCommand):
+    """Answers turns by their numbers, with a reward of 1. In the second it executes the command of its problem."""
+
+    def step(self, turn: str) -> Any:
+        number = len(self._turns) + 1
+        if number == 2 and self._problem["columns"]["fault"]:
+            return super().step(self._problem["columns"]["fault"])
+        self._turns.append(turn)
+        return Step(f"{number}:", 1.0)
+
+
+class Grid(ByCommand):
+    """An environment in text that has the names of one in JAX."""
+
+    width = 3
+
+
 class WithoutBeginAndEnd:
     def step(self, turn: str) -> str:
         return turn
@@ -173,9 +193,28 @@ class BeginsWithText(WithoutBeginAndEnd):
         return "hello"
 
 
+class StepsWithoutTurn:
+    def step(self) -> str:
+        return ""
+
+
 def unmade() -> None:
     raise RuntimeError("cannot be made")
 
 
 def not_an_environment() -> int:
     return 1
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: First number.
+        b: Second number.
+    """
+    return a + b
+
+
+def bare(a: int) -> int:
+    return a

@@ -15,6 +15,7 @@ SCHEMAS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"a": {}}}}}
     for name in ("add", "other")
 ]
+Schemas = Sequence[dict[str, Any]]
 QUESTION = {"role": "user", "content": "abcd"}
 ANSWER = {"role": "assistant", "content": "abcd."}
 CALL: dict[str, Any] = {
@@ -34,16 +35,18 @@ def tokenizer_of(
     return HuggingFaceTokenizer(write_chat_tokenizer(path, template, stop), **options)
 
 
-def sampled(tokenizer: HuggingFaceTokenizer, before: list[dict[str, Any]], turn: dict[str, Any]) -> list[int]:
+def sampled(
+    tokenizer: HuggingFaceTokenizer, before: list[dict[str, Any]], turn: dict[str, Any], schemas: Schemas = SCHEMAS
+) -> list[int]:
     """Return the ids that a model samples which writes a turn as the template does, with the end token."""
-    prompt = tokenizer.chat_text(before, SCHEMAS, generation_prompt=True)
+    prompt = tokenizer.chat_text(before, schemas, generation_prompt=True)
     end = tokenizer.with_special_tokens(tokenizer.stop_tokens)
-    text = tokenizer.chat_text([*before, turn], SCHEMAS, generation_prompt=False).removeprefix(prompt)
+    text = tokenizer.chat_text([*before, turn], schemas, generation_prompt=False).removeprefix(prompt)
     return tokenizer.encode(text[: text.rindex(end) + len(end)])
 
 
-def rendered(tokenizer: HuggingFaceTokenizer, messages: list[dict[str, Any]]) -> list[int]:
-    return tokenizer.encode(tokenizer.chat_text(messages, SCHEMAS, generation_prompt=True))
+def rendered(tokenizer: HuggingFaceTokenizer, messages: list[dict[str, Any]], schemas: Schemas = SCHEMAS) -> list[int]:
+    return tokenizer.encode(tokenizer.chat_text(messages, schemas, generation_prompt=True))
 
 
 @pytest.mark.parametrize(("template", "stop"), FAMILIES, ids=["chatml", "llama"])

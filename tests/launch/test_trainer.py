@@ -151,7 +151,7 @@ def test_a_refused_list_names_its_row_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, data: Any, message: str, out: str | None
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(launch.trainer, "run", lambda config, reward_of: build_problems(config))
+    monkeypatch.setattr(launch.trainer, "run", lambda config, *_: build_problems(config))
     with refuses(message, ConfigError):
         train("m", data, score, out=out)
     assert not [*tmp_path.iterdir()]
@@ -160,7 +160,7 @@ def test_a_refused_list_names_its_row_and_leaves_nothing(
 def test_row_85_a_list_stays_only_if_a_run_recorded_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def fail(config: RunConfig, reward_of: object) -> Any:
+    def fail(config: RunConfig, *_: object) -> Any:
         if Path("runs/own_data").is_dir():
             Path("runs/own_data/config.json").write_text(json.dumps({"data": {"train": config.data.train}}))
         raise KeyError("x")

@@ -157,6 +157,11 @@ def test_rollout_functions_and_phases_are_refused():
     ],
 )
 def test_caches_after_answers_are_those_of_one_prefill(drafter: str, draft: str, k: int):
+    check_caches(drafter, draft, k)
+
+
+def check_caches(drafter: str, draft: str, k: int) -> None:
+    """Verify that after each answer the caches of all live rows are the ones of a fresh prefill."""
     config = replace(BASE, environment=HostSums(RULE, WANDERING.batch), draft_length=k)
     drafts, params = WANDERING.drafters[drafter], WANDERING.params(draft)
     run = make_generate(WANDERING.policy, drafts, config, make_mesh(MeshConfig()))

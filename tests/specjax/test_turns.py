@@ -1,6 +1,7 @@
 """Rollouts with an environment: tokens, marks and endings against a simulation without caches, and exact laws."""
 
 from dataclasses import replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -71,13 +72,19 @@ BASE = RolloutConfig(
 )
 
 
-@pytest.fixture(scope="module")
-def episodes() -> list[Episode]:
+@cache
+def simulated_episodes() -> list[Episode]:
+    """Return the sequences of a rollout with BASE."""
     ids, starts = (jnp.repeat(x, GROUP) for x in (WANDERING.batch.id, WANDERING.batch.lengths))
     keys = sequence_keys(RUN, ids, jnp.tile(jnp.arange(GROUP), len(WANDERING.batch.id)))
     positions = starts[:, None] + jnp.arange(BUDGET)[None]
     noise = np.asarray(gumbels(keys, positions, Purpose.COUPLED, WANDERING.vocab))
     return [simulate(WANDERING, BASE, row // GROUP, noise[row]) for row in range(len(ids))]
+
+
+@pytest.fixture
+def episodes() -> list[Episode]:
+    return simulated_episodes()
 
 
 def check(rollout: Rollout, episodes: list[Episode]) -> None:

@@ -13,7 +13,7 @@ from specjax.train.gradients import loss_inputs
 from specjax.train.loss import LossConfig, per_token_loss, policy_loss, token_weights
 from specjax.train.state import init_train_state
 from specjax.train.train_step import StepResult, make_train_step
-from specjax.types import Ending
+from specjax.types import Ending, Reward, Rollout
 from tests.specjax import training
 from tests.specjax.sums import HostSums, Sums
 
@@ -52,9 +52,7 @@ def test_the_step_trains_on_sampled_tokens_of_rows_that_did_not_fail(result: Ste
     assert batch is not None and reward is not None and rollout.sampled is not None
     failed = np.asarray(rollout.ending) == Ending.FAILED
     assert 0 < np.sum(failed) < len(failed) and metrics["rollout/failed"] == np.sum(failed)
-    np.testing.assert_array_equal(np.isnan(reward.value), failed)
-    fives = np.sum(np.asarray(rollout.tokens) == 5, axis=1)
-    np.testing.assert_array_equal(reward.value[~failed], (fives + np.asarray(rollout.returns))[~failed])
+    check_reward(rollout, reward)
     starts = np.repeat(np.asarray(PROMPTS.lengths), training.GROUP)
     for row, start in enumerate(starts):
         written = slice(start, start + training.BUDGET)
@@ -66,6 +64,14 @@ def test_the_step_trains_on_sampled_tokens_of_rows_that_did_not_fail(result: Ste
     assert metrics["rollout/tokens"] == np.sum(rollout.sampled)
     assert metrics["rollout/turns"] == np.mean(rollout.turns)
     assert {"time/tools", "time/waiting", "time/decoding"} <= metrics.keys()
+
+
+def check_reward(rollout: Rollout, reward: Reward) -> None:
+    """Verify that the reward is the one of `count_fives` and of the environment, or none after a failure."""
+    failed = np.asarray(rollout.ending) == Ending.FAILED
+    np.testing.assert_array_equal(np.isnan(reward.value), failed)
+    fives = np.sum(np.asarray(rollout.tokens) == 5, axis=1)
+    np.testing.assert_array_equal(np.asarray(reward.value)[~failed], (fives + np.asarray(rollout.returns))[~failed])
 
 
 def test_the_turns_that_the_host_saw_are_those_that_train(result: StepResult, environment: HostSums):
