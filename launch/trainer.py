@@ -205,7 +205,7 @@ def train(
             config = with_fitting_microbatches(config)
         check_groups(config)
     if callable(reward):
-        reward_of = partial(function_reward, reward, thinking=config.reward.thinking)
+        reward_of = partial(function_reward, reward, thinking=config.reward.thinking, turns=bool(answering))
     for line in without_effect(recipe, config, given, TRAIN):
         console.print(line)
     with problems.written() if problems is not None else nullcontext():

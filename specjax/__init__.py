@@ -13,6 +13,7 @@ from specjax.drafters import (
     NoDrafter,
     Proposal,
 )
+from specjax.environments import Answer, Environment, Episode, HostEnvironment, Observation
 from specjax.keys import seed_step
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rewards import HostReward, host_reward
@@ -32,19 +33,24 @@ from specjax.train.state import init_train_state
 from specjax.train.timed_step import ProbeStep, StagedStep
 from specjax.train.train_step import make_train_step
 from specjax.train.updates import UpdateConfig
-from specjax.types import Params, Policy, Prompts, Reward, Rollout, TrainState
+from specjax.types import Ending, Params, Policy, Prompts, Reward, Rollout, TrainState
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AdvantageConfig",
+    "Answer",
     "BlockDrafter",
     "DraftTrainingConfig",
     "DraftLoss",
     "Drafter",
     "EitherDrafter",
+    "Ending",
+    "Environment",
+    "Episode",
     "HeadDrafter",
     "HistoryDrafter",
+    "HostEnvironment",
     "LossConfig",
     "LossFn",
     "LossInputs",
@@ -53,6 +59,7 @@ __all__ = [
     "ModelDrafter",
     "NGramDrafter",
     "NoDrafter",
+    "Observation",
     "OptimizerConfig",
     "Params",
     "Policy",

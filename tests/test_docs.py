@@ -20,7 +20,7 @@ from tests.launch.checkpoints import write_checkpoint, write_problems
 from tests.launch.programs import SHRUNK, Options, argv
 
 DOCS = ROOT / "docs"
-GUIDES = ("cost_model.md", "drafters.md", "huggingface.md", "rewards.md", "rollout.md", "stop_rule.md")
+GUIDES = ("cost_model.md", "drafters.md", "huggingface.md", "rewards.md", "rollout.md", "stop_rule.md", "turns.md")
 # Their commands also run, on networks of almost no size.
 WITH_COMMANDS = ("huggingface.md", "rewards.md")
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
@@ -31,7 +31,7 @@ RESULTS = [path for path in RESULTS if "python -m" in path.read_text()]
 TAKE_NO_OPTIONS = ("benchmarks.design_case", "benchmarks.simulator_validation")
 # Blocks that take seconds. The quick blocks of a guide do not need them.
 LONG = re.compile(r"\b(assert_lossless|make_generate|make_train_step)\(")
-WITH_LONG = ("drafters.md", "rollout.md", "stop_rule.md")
+WITH_LONG = ("drafters.md", "rollout.md", "stop_rule.md", "turns.md")
 
 # Options that make a program's work small. The last value of an option given twice counts.
 DISTILL = {"--distill.answers": "32", "--distill.chunks": "2", "--distill.batch-size": "16", "--distill.steps": "4"}

@@ -40,7 +40,7 @@ def test_targets_of_make_exist(page: Path):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-# Named by a loss, a reward or a draft length, or only of policies with experts, asynchronous runs or carry-over.
+# Named by a loss, a reward or a draft length, or only of policies with experts, asynchronous runs, carry-over or turns.
 OPEN_NAMES = {"reward/NAME", "loss/NAME", "rollout/acceptance_rate_pos_I"}
 OPEN_NAMES |= {"router/balance_loss", "router/load_max", "router/unused", "router/rerouted"}
 OPEN_NAMES |= {"asynchronous/lag", "asynchronous/waiting", "time/rollout_wait"}
@@ -53,6 +53,8 @@ OPEN_NAMES |= {
     "rollout/age_max",
 }
 OPEN_NAMES |= {"time/rollout_mesh_busy", "time/rollout_mesh_idle", "time/training_mesh_idle"}
+OPEN_NAMES |= {"rollout/turns", "rollout/observed_tokens", "rollout/failed"}
+OPEN_NAMES |= {"time/tools", "time/waiting", "time/decoding"}
 
 
 def test_every_metric_has_a_row_and_its_file_computes_it():

@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from launch.data.batches import fixed_batches
 from launch.data.problems import Problem
 from launch.data.prompts import Prompt, read_prompt
 from launch.data.tokenizers import Tokenizer
+from launch.environments.parts import ENDINGS, conversation_text
 from launch.errors import ConfigError
 from launch.evaluation.sampler import Sampler
 from launch.evaluation.streaming import stream_rounds
@@ -25,7 +27,7 @@ from specjax.parallel import processes
 from specjax.parallel.mesh import batch_shards
 from specjax.rollout.plan import RolloutConfig
 from specjax.train.metrics import rollout_metrics
-from specjax.types import Params, Prompts
+from specjax.types import Ending, Params, Prompts, Rollout
 
 
 def given_problem(prompt: str) -> Problem:
@@ -59,13 +61,14 @@ def answer_prompt(
     with Progress("generation", samples, "answers", quiet=True) as progress:
         rollout, seconds = sampler.generate(params, prompts)
         progress.advance(samples)
-    # Later rows belong to filler prompts, which pad the batch to a multiple of the data shards.
-    tokens, lengths, stopped = processes.fetch((rollout.tokens, rollout.lengths, rollout.stopped))
-    for row, length in zip(tokens[:samples].tolist(), lengths[:samples].tolist(), strict=True):
-        show(answer_text(experiment, row[:length]) + "\n\n")
-    metrics = rollout_metrics(rollout)
+    for text in _texts(experiment, rollout, samples):
+        show(text + "\n\n")
+    metrics, (stopped, endings) = rollout_metrics(rollout), processes.fetch((rollout.stopped, rollout.ending))
     cut = samples - int(np.sum(stopped[:samples]))
     ending = _ending(config.rollout, f"{cut} of {samples} answers " if cut else None)
+    if experiment.environment_of is not None:
+        counts = Counter(ENDINGS[Ending(each).name.lower()] for each in endings[:samples].tolist())
+        ending = ", ".join(f"{text} ({count})" if samples > 1 else text for text, count in counts.items())
     return _summary(float(metrics["rollout/tokens"]), seconds, float(metrics["rollout/acceptance_length"]), ending)
 
 
@@ -89,14 +92,23 @@ class Answers:
         sampler = self._samplers[rows]
         prompts = _asked(experiment, sampler, prompt, samples)
         rollout, _ = sampler.generate(experiment.networks.params, prompts, noise)
-        tokens, lengths = processes.fetch((rollout.tokens, rollout.lengths))
-        pairs = zip(tokens[:samples].tolist(), lengths[:samples].tolist(), strict=True)
-        return [answer_text(experiment, row[:length]) for row, length in pairs]
+        return _texts(experiment, rollout, samples)
 
 
 def answer_text(experiment: Experiment, ids: list[int]) -> str:
     """Return the text of a completion before a stop string."""
     return before_stop(experiment.tokenizer.decode(ids), experiment.config.rollout.stop_strings)
+
+
+def _texts(experiment: Experiment, rollout: Rollout, samples: int) -> list[str]:
+    """Return the texts of the first `samples` completions; observed lines begin with "> "."""
+    # Later rows belong to filler prompts, which pad the batch to a multiple of the data shards.
+    tokens, lengths, sampled = processes.fetch((rollout.tokens, rollout.lengths, rollout.sampled))
+    rows = [(tokens[row, :length].tolist(), sampled[row, :length]) for row, length in enumerate(lengths[:samples])]
+    if experiment.environment_of is None:
+        return [answer_text(experiment, ids) for ids, _ in rows]
+    stop_strings = experiment.config.rollout.stop_strings
+    return [conversation_text(experiment.tokenizer, ids, drawn.tolist(), stop_strings) for ids, drawn in rows]
 
 
 def _asked(experiment: Experiment, sampler: Sampler, prompt: Prompt, samples: int) -> Prompts:

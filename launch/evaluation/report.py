@@ -24,7 +24,7 @@ class SetReport:
         samples:           completions per prompt.
         measures:          estimates by name: `accuracy`, `pass@k`, `majority@k`.
         unscored:          number of completions that could not be scored; they count as wrong.
-        length_mean:       mean completion length in tokens.
+        length_mean:       mean completion length in tokens, without observed ones.
         truncated:         fraction of completions cut off at the length budget.
         acceptance_length: tokens per verification; None if nothing was verified.
         tokens_per_s:      tokens per second of generation, without compilation.
@@ -61,10 +61,11 @@ def set_report(
     counts:       values of k above 1, for pass@k and majority@k.
     final_answer: (token ids, id) -> the completion's final answer; None: no majority@k.
     """
-    ids, correct, value, lengths, stopped = (
-        np.concatenate([getattr(part, field) for part in parts])
-        for field in ("ids", "correct", "value", "lengths", "stopped")
+    ids, correct, value, stopped = (
+        np.concatenate([getattr(part, field) for part in parts]) for field in ("ids", "correct", "value", "stopped")
     )
+    # Tokens that the policy drew.
+    lengths = np.concatenate([part.drawn().sum(axis=1) for part in parts])
     questions = [problems[number].question for number in ids[::samples]]
     correct = correct.reshape(-1, samples)
     measures = {"accuracy": over_prompts(correct.mean(axis=1), questions)}
@@ -112,8 +113,8 @@ def _answers(part: Sampled, final_answer: Callable[[Sequence[int], int], str | N
 
     `majority_at_k` counts all correct completions as one answer, so it does not need their text.
     """
-    rows = zip(part.ids.tolist(), part.tokens, part.lengths, part.correct, np.isfinite(part.value), strict=True)
+    rows = zip(part.ids.tolist(), part.tokens, part.drawn(), part.correct, np.isfinite(part.value), strict=True)
     return [
-        final_answer(tokens[:length].tolist(), problem) if scored and not correct else None
-        for problem, tokens, length, correct, scored in rows
+        final_answer(tokens[drawn].tolist(), problem) if scored and not correct else None
+        for problem, tokens, drawn, correct, scored in rows
     ]

@@ -38,10 +38,14 @@ class Sampled(NamedTuple):
         ids:     int32 [R], prompt ids.
         tokens:  int32 [R, C].
         lengths: int32 [R], completion lengths.
-        stopped: bool [R], True if a stop token or stop string ended the completion.
+        stopped: bool [R], False if the budget ended the completion.
         rounds:  int32 [R], verifications.
         value:   float32 [R], reward; NaN where scoring failed.
         correct: bool [R], False where scoring failed.
+        sampled: bool [R, C], tokens that the policy drew; the others of a completion were observed.
+        ending:  int8 [R], its `Ending`; GOING without an environment.
+        turns:   int32 [R], turns that a stop token or stop string ended.
+        returns: float32 [R], reward that the environment gave; NaN if it failed.
         seconds: time of generation, without compilation.
     """
 
@@ -52,7 +56,15 @@ class Sampled(NamedTuple):
     rounds: np.ndarray
     value: np.ndarray
     correct: np.ndarray
+    sampled: np.ndarray
+    ending: np.ndarray
+    turns: np.ndarray
+    returns: np.ndarray
     seconds: float
+
+    def drawn(self) -> np.ndarray:
+        """Return which tokens the policy drew, bool [R, C]: neither observed tokens nor padding."""
+        return self.sampled & (np.arange(self.tokens.shape[1]) < self.lengths[:, None])
 
 
 class Sampler:
@@ -110,9 +122,11 @@ class Sampler:
             reward = processes.fetch(score(rollout, place(prompts, self._mesh)))
         ids, value = np.repeat(prompts.id, self._samples), reward.value
         correct = (reward.correct > 0.5) & np.isfinite(value)
-        sampled = processes.fetch((rollout.tokens, rollout.lengths, rollout.stopped, rollout.row_rounds))
+        columns = rollout.tokens, rollout.lengths, rollout.stopped, rollout.row_rounds
+        turns = rollout.sampled, rollout.ending, rollout.turns, rollout.returns
+        columns, turns = processes.fetch((columns, turns))
         # Filler prompts have negative ids.
-        return Sampled._make([*(column[ids >= 0] for column in (ids, *sampled, value, correct)), seconds])
+        return Sampled._make([*(each[ids >= 0] for each in (ids, *columns, value, correct, *turns)), seconds])
 
 
 def join_sampled(parts: Sequence[Sampled]) -> Sampled:
@@ -122,10 +136,10 @@ def join_sampled(parts: Sequence[Sampled]) -> Sampled:
 
 
 def with_defaults(rollout: Rollout, config: RolloutConfig) -> Rollout:
-    """Return the rollout with `stopped` and `row_rounds`, which a custom rollout function may leave out.
+    """Return the rollout with fields that a custom rollout function, or one without an environment, leaves out.
 
     Default of `stopped`: whether the last token is a stop token or completes a stop string. Default of
-    `row_rounds`: as in plain decoding.
+    `row_rounds`: as in plain decoding. Default of `sampled`: all tokens. `ending`, `turns` and `returns` are 0.
     """
     lengths, stopped = rollout.lengths, rollout.stopped
     if stopped is None:
@@ -133,7 +147,12 @@ def with_defaults(rollout: Rollout, config: RolloutConfig) -> Rollout:
         stopped = (lengths > 0) & jnp.isin(last_token, jnp.array(config.stop_tokens, jnp.int32))
         if config.stop_automaton is not None:
             stopped |= config.stop_automaton.after(rollout.tokens, lengths) == FOUND
-    return replace(rollout, stopped=stopped, row_rounds=rollout.verifications)
+    none = {"ending": jnp.zeros_like(lengths, jnp.int8), "turns": jnp.zeros_like(lengths)}
+    none |= {"returns": jnp.zeros_like(lengths, jnp.float32), "sampled": jnp.ones_like(rollout.tokens, bool)}
+    given = {
+        name: default if getattr(rollout, name) is None else getattr(rollout, name) for name, default in none.items()
+    }
+    return replace(rollout, stopped=stopped, row_rounds=rollout.verifications, **given)
 
 
 def held_out_batch_size(experiment: Experiment) -> int:

@@ -14,6 +14,7 @@ from launch.data.batches import PromptTable, fixed_batches, prompts_per_batch
 from launch.data.json_lines import JsonLinesWriter
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
+from launch.environments.parts import conversation_record
 from launch.errors import ConfigError
 from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.report import print_set, set_report
@@ -26,7 +27,7 @@ from launch.rewards.thinking import describe_thinking
 from launch.setup.experiment import Experiment
 from launch.setup.problems import build_problems, load_problems
 from specjax.rewards import compiled_reward
-from specjax.types import Params
+from specjax.types import Ending, Params
 
 HELD_OUT = "held-out"
 
@@ -112,16 +113,26 @@ def evaluate_sets(
 def completion_records(
     name: str, sampled: Sampled, tokenizer: Tokenizer, final_answer: Callable[[Sequence[int], int], str | None] | None
 ) -> Iterator[dict[str, Any]]:
-    """Yield one JSON object per completion, in the format of `--save`."""
+    """Yield one JSON object per completion, in the format of `--save`.
+
+    `completion` is what the policy wrote, as scorers get it. With an environment there are the fields of
+    `conversation_record` too.
+    """
+    drawn = sampled.drawn()
     for row, value in enumerate(sampled.value.tolist()):
-        ids, problem = sampled.tokens[row, : sampled.lengths[row]].tolist(), int(sampled.ids[row])
-        scored = math.isfinite(value)
+        ids, problem, scored = sampled.tokens[row, drawn[row]].tolist(), int(sampled.ids[row]), math.isfinite(value)
         # The extraction has no time limit: only completions that were scored within it.
         extracted = final_answer(ids, problem) if final_answer is not None and scored else None
-        yield {
+        record = {
             "set": name,
             "id": problem,
             "completion": tokenizer.decode(ids),
             "extracted": None if extracted is None else str(extracted),
             "reward": value if scored else None,
         }
+        if (ending := int(sampled.ending[row])) != Ending.GOING:
+            whole, length = sampled.tokens[row], int(sampled.lengths[row])
+            parts = whole[:length].tolist(), sampled.sampled[row, :length].tolist()
+            result = ending, int(sampled.turns[row]), float(sampled.returns[row])
+            record |= conversation_record(tokenizer, *parts, *result)
+        yield record

@@ -10,6 +10,7 @@ from typing import Any
 
 from configs.override import flat
 from launch.console import console
+from launch.environments.parts import ENDINGS
 from launch.phases.run_clock import describe_seconds
 from launch.report.charts import length_bars, line_charts, metric_series, stage_bars
 from launch.report.figures import key_figures, number, run_times
@@ -28,6 +29,7 @@ WRITERS = {
     Writer.DRAFT: "draft, accepted",
     Writer.RECOVERED: "policy, instead of a rejected token",
     Writer.BONUS: "policy, bonus token after a fully accepted proposal",
+    Writer.ENVIRONMENT: "environment, observed: trains nothing",
 }
 # Tokens shown at the start and at the end of a long completion.
 HEAD, TAIL = 400, 100
@@ -73,7 +75,7 @@ def try_report(directory: Path) -> None:
 
 def report_data(run: RunRecords, directory: Path) -> dict[str, Any]:
     """Return what script.js draws, as JSON."""
-    metrics = metric_series(run)
+    metrics, samples = metric_series(run), _samples(run)
     return {
         "name": run.name,
         "about": _about(run),
@@ -85,8 +87,8 @@ def report_data(run: RunRecords, directory: Path) -> dict[str, Any]:
         "sections": line_charts(metrics),
         "stages": stage_bars(run),
         "lengths": length_bars(run),
-        "writers": list(WRITERS.items()),
-        "samples": _samples(run),
+        "writers": _legend(samples),
+        "samples": samples,
         "config": [[name, _text(value)] for name, value in flat(run.config).items()],
     }
 
@@ -114,7 +116,7 @@ def _about(run: RunRecords) -> list[str]:
     return lines
 
 
-def _samples(run: RunRecords) -> list[dict[str, Any]]:
+def _samples(run: RunRecords) -> list[list[Any]]:
     """Return the completions of at most MOST steps, newest first: the first, the last, evenly spaced ones between."""
     logged = [sample for sample in run.samples if sample["completions"]]
     count = min(len(logged), MOST)
@@ -122,24 +124,38 @@ def _samples(run: RunRecords) -> list[dict[str, Any]]:
     samples = []
     for sample in selection:
         writers = Counter(writer for completion in sample["completions"] for _, writer in completion["pieces"])
-        from_draft = writers[Writer.DRAFT] / max(sum(writers.values()), 1)
+        from_draft = writers[Writer.DRAFT] / max(sum(writers.values()) - writers[Writer.ENVIRONMENT], 1)
         title = f"{from_draft:.0%} of these tokens written by the draft"
         samples.append([f"step {sample['step']}", title, list(map(_completion, sample["completions"]))])
     return samples
 
 
+def _legend(samples: list[list[Any]]) -> list[tuple[int, str]]:
+    """Return (writer, text) of each shade; that of observed tokens only if there are any."""
+    shown = (
+        piece for _, _, each in samples for completion in each for piece in completion["head"] + completion["tail"]
+    )
+    observed = any(writer == Writer.ENVIRONMENT for _, writer in shown)
+    return [(writer, text) for writer, text in WRITERS.items() if observed or writer != Writer.ENVIRONMENT]
+
+
 def _completion(completion: dict[str, Any]) -> dict[str, Any]:
     """Return a completion with its facts as texts. The middle of a long one is cut out: `hidden` tokens."""
-    pieces, reward = completion["pieces"], completion["reward"]
+    pieces, reward, ending = completion["pieces"], completion["reward"], completion.get("ending")
     hidden = max(len(pieces) - HEAD - TAIL, 0)
-    facts = [f"{len(pieces)} tokens", f"expected {completion['answer']}"]
+    observed = sum(writer == Writer.ENVIRONMENT for _, writer in pieces)
+    facts = [f"{len(pieces)} tokens" + f", {observed} observed" * (observed > 0), f"expected {completion['answer']}"]
     if isinstance(extracted := completion.get("extracted"), str):
         facts.append(f"extracted {extracted}")
     facts.append("not scored" if reward is None else f"reward {number(reward)}")
     if matches_schema(advantage := completion.get("advantage"), int | float):
         facts.append(f"advantage {advantage:+.2f}")
-    if completion["stopped"] is False:
-        facts.append("cut off at the length budget")
+    if (given := completion.get("environment_reward")) is not None and matches_schema(given, int | float):
+        facts.append(f"{number(given)} from the environment")
+    if matches_schema(turns := completion.get("turns"), int):
+        facts.append(f"{turns} turn{'s' * (turns != 1)}")
+    if completion["stopped"] is False or isinstance(ending, str):
+        facts.append(ENDINGS.get(str(ending), ENDINGS["length"]))
     return {
         "prompt": completion["prompt"],
         "facts": facts,

@@ -14,6 +14,7 @@ MOST = 20
 # Metrics that count what went wrong: their sum and the steps concerned.
 COUNTS = {
     "reward/failed": "{} completions could not be scored, in {}; they do not train the policy",
+    "rollout/failed": "{} completions have no reward: their environments failed, in {}; they do not train the policy",
     "update/skipped": "{} updates of the policy were skipped, in {}",
     "update/empty": "{} updates had nothing to learn from and changed nothing, in {}",
     "draft/skipped": "{} updates of the draft were skipped, in {}",
@@ -24,6 +25,7 @@ SECTIONS = {
     "routers": "routers-collapse",
     "skipped|not finite": "updates-are-skipped",
     "could not be scored": "reward-workers-die",
+    "environment": "environments-fail",
     "checkpoint|resume|metrics of|is missing": "resume-refuses",
     "drafting (loses|turns|stays)": "speculation-is-slower-than-none",
     "draft|accept": "acceptance-falls",

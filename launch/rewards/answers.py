@@ -28,21 +28,26 @@ class AnswerRule:
 
     Attributes:
         thinking:     texts that open and close thinking; () if models do not think.
-        stop_strings: texts that end a completion.
+        stop_strings: texts that end a completion, or a turn.
+        turns:        whether completions may have several turns. Stop strings within them are kept.
     """
 
     thinking: tuple[str, ...] = ()
     stop_strings: tuple[str, ...] = ()
+    turns: bool = False
 
     def answer_in(self, text: str, opened: bool = False) -> str | None:
-        """Return the text after the last end of thinking and before the first stop string.
+        """Return the text after the last end of thinking and before the stop string that ends it.
 
         It is None if thinking does not end: it is opened after that, or by the prompt, and not closed.
 
         text:   a completion with the markers of thinking.
         opened: the prompt opens thinking, and does not close it.
         """
-        text = before_stop(text, self.stop_strings)
+        if self.turns:
+            text = text.removesuffix(next(filter(text.endswith, self.stop_strings), ""))
+        else:
+            text = before_stop(text, self.stop_strings)
         if not self.thinking:
             return text
         opening, closing = self.thinking

@@ -13,7 +13,8 @@ TAIL = 64
 
 def answer_rule(config: RunConfig) -> AnswerRule:
     """Return the rule by which answers are found in a run's completions."""
-    return AnswerRule(config.reward.thinking, tuple(config.rollout.stop_strings))
+    stop_strings, turns = tuple(config.rollout.stop_strings), bool(config.environment.names)
+    return AnswerRule(config.reward.thinking, stop_strings, turns)
 
 
 class AnswerReader:

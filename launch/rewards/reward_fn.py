@@ -30,7 +30,8 @@ RewardOf = Callable[[Sequence[Problem], Tokenizer], RewardFn]
 
 def make_pool(config: RunConfig) -> RewardPool | None:
     """Return the scorer processes; None if the reward is traced."""
-    return None if config.reward.scorer in ON_DEVICE else RewardPool(config.reward, answer_rule(config).stop_strings)
+    rule = answer_rule(config)
+    return None if config.reward.scorer in ON_DEVICE else RewardPool(config.reward, rule.stop_strings, rule.turns)
 
 
 def final_answers(
@@ -132,11 +133,15 @@ def unscorable_answers(pool: RewardPool, problems: Sequence[Problem]) -> tuple[l
 
 
 def function_reward(
-    function: Callable[..., Any], problems: Sequence[Problem], tokenizer: Tokenizer, thinking: tuple[str, ...] = ()
+    function: Callable[..., Any],
+    problems: Sequence[Problem],
+    tokenizer: Tokenizer,
+    thinking: tuple[str, ...] = (),
+    turns: bool = False,
 ) -> HostReward:
     """Return the reward that a function of this process gives to completions of `problems` (`FunctionScorer`).
 
-    thinking: markers of thinking, which is no part of an answer.
+    thinking, turns: as in `AnswerRule`.
 
     Raises ConfigError if the function returns no number for a made-up completion, the answer of the first problem.
     """
@@ -144,7 +149,7 @@ def function_reward(
     scorer = FunctionScorer(function, name)
     scorer.check_type(problems[0].answer, as_object(problems[0]))
     config = RewardConfig(f"{FUNCTION}{name}")
-    rule = AnswerRule(thinking, tuple(tokenizer.stop_strings))
+    rule = AnswerRule(thinking, tuple(tokenizer.stop_strings), turns)
     return HostReward(HostScorer(scorer, AnswerReader(rule, tokenizer, problems), config))
 
 

@@ -45,13 +45,14 @@ class RewardPool:
     correct.
 
     stop_strings: texts that end a completion, as the rollout has them.
+    turns:   whether completions may have several turns.
 
     Raises ConfigError if a scorer cannot be imported. The processes end at `close`, at the end of the `with` block, and
     when the program ends in any way.
     """
 
-    def __init__(self, config: RewardConfig, stop_strings: Sequence[str] = ()) -> None:
-        self.config, self.rule = config, AnswerRule(config.thinking, tuple(stop_strings))
+    def __init__(self, config: RewardConfig, stop_strings: Sequence[str] = (), turns: bool = False) -> None:
+        self.config, self.rule = config, AnswerRule(config.thinking, tuple(stop_strings), turns)
         self.scorers = [name for name in config.names if name != "length"]
         self._label = f"reward.scorer = {', '.join(self.scorers)}"
         self._closing = threading.Event()

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 from launch.console import console
 from launch.data.prompts import prompt_text
 from launch.data.tokenizers import token_texts
+from launch.environments.parts import conversation_record
 from launch.phases.run_clock import describe_seconds, run_seconds
 from launch.phases.signals import StopSignals
 from launch.rewards.reward_fn import final_answers
@@ -33,6 +35,8 @@ from specjax.parallel import processes
 from specjax.types import Prompts, Rollout
 
 PACKAGES = ("specjax", "jax", "flax", "optax", "numpy")
+# Fields of `Rollout` that samples are made of.
+LOGGED = "tokens", "lengths", "stopped", "writer", "done", "sampled", "ending", "turns", "returns"
 
 
 class EventLog:
@@ -107,47 +111,45 @@ class SampleLog:
         "advantage", "stopped", "pieces": [[text, specjax.types.Writer], ..]}, ..]}. Completions of different prompts
         come first. Unknown values are null: the reward of a sample that was not scored, the answer extracted from one,
         or by a scorer that extracts none, the advantage where some rows were left out of training, `stopped` of one
-        that goes on in the next step, writers that a custom rollout function does not report.
+        that goes on in the next step, writers that a custom rollout function does not report. With an environment,
+        completions have the fields of `launch.environments.parts.conversation_record` too.
         """
         # Indexed on the host: a program of the prompts' mesh would wait for the rollout under way there, and a process
         # without a device of the mesh has nothing to index.
         rewards = None if rollout.reward is None else rollout.reward.value
-        columns = rollout.tokens, rollout.writer, rollout.stopped, rewards, rollout.done
         batch = None if rollout.batch is None else (rollout.batch.advantage, rollout.batch.completion)
-        lengths, ids, (tokens, *others), batch = processes.fetch((rollout.lengths, prompts.id, columns, batch))
-        others.append(None if batch is None else _advantages(batch[0], batch[1], len(lengths)))
-        group, budget = len(lengths) // len(ids), rollout.tokens.shape[1]
-        rows = np.arange(len(lengths)).reshape(-1, group).T.ravel()[: self._experiment.config.log.samples]
+        logged = Rollout(**{name: getattr(rollout, name) for name in LOGGED})
+        ids, logged, rewards, batch = processes.fetch((prompts.id, logged, rewards, batch))
+        count, budget = logged.tokens.shape
+        advantages, group = None if batch is None else _advantages(batch[0], batch[1], count), count // len(ids)
+        rows = np.arange(count).reshape(-1, group).T.ravel()[: self._experiment.config.log.samples]
         completions = [
-            self._completion(
-                int(ids[row // group]), lengths[row], tokens[row], *(None if x is None else x[row] for x in others)
-            )
+            self._completion(int(ids[row // group]), *jax.tree.map(itemgetter(row), (logged, rewards, advantages)))
             for row in rows
         ]
-        line = {"step": step, "budget": budget, "lengths": lengths.tolist(), "completions": completions}
+        line = {"step": step, "budget": budget, "lengths": logged.lengths.tolist(), "completions": completions}
         if processes.primary():
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
-    def _completion(
-        self,
-        problem: int,
-        length: int,
-        tokens: np.ndarray,
-        writers: np.ndarray | None,
-        stopped: Any,
-        reward: Any,
-        done: Any,
-        advantage: Any,
-    ) -> dict[str, Any]:
-        tokenizer, ids = self._experiment.tokenizer, tokens[:length].tolist()
+    def _completion(self, problem: int, row: Any, reward: Any, advantage: Any) -> dict[str, Any]:
+        """Return what is logged of a row of a rollout, whose arrays are of this row only."""
+        tokenizer, length = self._experiment.tokenizer, int(row.lengths)
+        ids = row.tokens[:length].tolist()
         texts = token_texts(tokenizer, ids)
-        written_by = [None] * length if writers is None else writers[:length].tolist()
+        written_by = [None] * length if row.writer is None else row.writer[:length].tolist()
+        sampled = [True] * length if row.sampled is None else row.sampled[:length].tolist()
         asked = self._experiment.problems.train[problem]
         # The extraction has no time limit: only completions that were scored within it.
         value = None if reward is None or not np.isfinite(reward) else float(reward)
         extract = None if value is None else self._final_answer
-        extracted = None if extract is None else extract(ids, problem)
+        # What was observed is not scored.
+        scored = [token for token, drawn in zip(ids, sampled, strict=True) if drawn]
+        extracted = None if extract is None else extract(scored, problem)
+        conversation = {}
+        if row.ending is not None:
+            result = int(row.ending), int(row.turns), float(row.returns)
+            conversation = conversation_record(tokenizer, ids, sampled, *result)
         return {
             "prompt": prompt_text(asked.prompt),
             "answer": asked.answer,
@@ -155,8 +157,9 @@ class SampleLog:
             "extracted": None if extracted is None else str(extracted),
             "reward": value,
             "advantage": None if advantage is None else float(advantage),
-            "stopped": None if stopped is None or done is not None and not done else bool(stopped),
+            "stopped": None if row.stopped is None or row.done is not None and not row.done else bool(row.stopped),
             "pieces": [list(piece) for piece in zip(texts, written_by, strict=True)],
+            **conversation,
         }
 
 

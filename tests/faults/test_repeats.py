@@ -36,7 +36,8 @@ def test_row_35_a_report_counts_questions() -> None:
     right = np.array([1, 0, 1, 1, 0, 0, 0, 0, 0, 0], bool)
     ids = np.repeat(np.array([0, 2, 3, 4, 5], np.int32), 2)
     ones = np.ones(10, np.int32)
-    part = Sampled(ids, ones[:, None], ones, ones > 0, ones, right.astype(np.float32), right, 1.0)
+    scored = right.astype(np.float32), right
+    part = Sampled(ids, ones[:, None], ones, ones > 0, ones, *scored, ones[:, None] > 0, ones * 0, ones, ones, 1.0)
     report = set_report("s", problems, [part], 2, (2,), None)
     assert (report.prompts, report.questions) == (5, 2)
     assert report.measures["accuracy"].value == pytest.approx((1 / 8 + 1) / 2)
@@ -105,7 +106,8 @@ def test_row_68_the_whole_prompt_tells_problems_apart(tmp_path: Path, caplog: py
     assert describe_leak(problems[:40], problems[40:]) is None
     ids, ones = np.arange(50, dtype=np.int32), np.ones(50, np.int32)
     right = ids % 2 == 0
-    part = Sampled(ids, ones[:, None], ones, ones > 0, ones, right.astype(np.float32), right, 1.0)
+    scored = right.astype(np.float32), right
+    part = Sampled(ids, ones[:, None], ones, ones > 0, ones, *scored, ones[:, None] > 0, ones * 0, ones, ones, 1.0)
     report = set_report("s", problems, [part], 1, (), None)
     _, low, high = report.measures["accuracy"]
     assert report.questions == 50 and 0.36 < low < high < 0.64

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.schema import DataConfig, RewardConfig, RolloutOptions, RunConfig
+from configs.schema import DataConfig, EnvironmentConfig, RewardConfig, RolloutOptions, RunConfig
 from launch.cli.recipes import load_recipe
 from launch.data.arithmetic import ALPHABET
 from launch.data.problems import Problem
 from launch.data.stop_strings import find_stop_strings
 from launch.data.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer
+from launch.environments.parts import conversation_text
 from launch.errors import ConfigError
 from launch.evaluation.one_prompt import answer_text
 from launch.evaluation.report import set_report
@@ -24,7 +25,7 @@ from launch.evaluation.sampler import Sampled
 from launch.evaluation.sets import completion_records
 from launch.rewards.answers import AnswerRule, Completion
 from launch.rewards.host_scorer import HostScorer
-from launch.rewards.reader import AnswerReader
+from launch.rewards.reader import AnswerReader, answer_rule
 from launch.rewards.reward_fn import final_answers, function_reward, make_reward
 from launch.rewards.scorers import scorer_of
 from launch.rewards.thinking import describe_thinking
@@ -32,7 +33,7 @@ from launch.rewards.workers import RewardPool
 from launch.run.first_problem import describe_first_problem
 from launch.setup.problems import Problems, build_tokenizer
 from specjax.rewards import RewardFn
-from specjax.types import Prompts, Reward, Rollout
+from specjax.types import Ending, Prompts, Reward, Rollout
 from tests.faults.test_tokens import tagged  # noqa: F401, a fixture
 from tests.launch.tokenizer_files import change, write_word_tokenizer
 from tests.refusals import refuses
@@ -98,9 +99,16 @@ def test_row_67_accuracy_majority_and_samples_count_answers_alone(scorer: str) -
         assert pool.score([cut, wrong, right], ["4"] * 3)[:, 0].tolist() == value.tolist() == [0, 0, 1]
     final = final_answers(config, tokenizer, [PROBLEM])
     assert final is not None and [final(each, 0) for each in completions] == [None, "5", "4"]
-    part = Sampled(ids, tokens, lengths, lengths > 0, lengths, value, correct > 0, 1.0)
+    turns = np.ones_like(tokens, bool), np.zeros(3, np.int8), lengths, value
+    part = Sampled(ids, tokens, lengths, lengths > 0, lengths, value, correct > 0, *turns, 1.0)
     saved = list(completion_records("s", part, tokenizer, final))
     assert [record["extracted"] for record in saved] == [None, "5", "4"] and saved[0]["completion"] == cut
+    # What was observed is no answer, and is shown apart.
+    observed = part._replace(sampled=np.arange(tokens.shape[1]) != np.full((3, 1), tokens.shape[1] - 1))
+    answered = observed._replace(ending=np.full(3, Ending.STOP, np.int8), lengths=np.full(3, tokens.shape[1]))
+    for record, kept in zip(completion_records("s", answered, tokenizer, final), tokens[:, :-1], strict=True):
+        assert record["completion"] == tokenizer.decode(kept.tolist()) and record["ending"] == "stop"
+        assert [kind for kind, _ in record["parts"]] == ["sampled", "observed"]
     # The cut one does not vote: among 5 and 4 there is a tie.
     assert set_report("s", [PROBLEM], [part], 3, (3,), final).measures["majority@3"].value == 0.5
 
@@ -203,6 +211,20 @@ def test_row_67_scorers_of_ones_own_get_the_answer_and_the_whole_text() -> None:
         tokens = np.array([list(text.encode())], np.int32)
         (value,), _ = score(tokens, np.array([len(text)]), np.array([0]))
         assert value == np.float32(expected)
+
+
+def test_stop_strings_within_an_answer_of_several_turns_are_kept() -> None:
+    text = "</a>ask</a>4"
+    assert AnswerRule((), ("</a>",)).answer_in(text) == "" and AnswerRule((), ("</a>",), True).answer_in(text) == text
+    assert AnswerRule((), ("</b>", "</a>"), True).answer_in(f"{text}</a>") == text
+    config = RunConfig(name="x", steps=1, environment=EnvironmentConfig(function="some.module:environment"))
+    assert answer_rule(config).turns and not answer_rule(RunConfig(name="x", steps=1)).turns
+
+
+def test_an_answer_shows_observed_lines_apart() -> None:
+    ids = [*b"I ask.</s>", *b"user\n42\n\n", *b"It is 42."]
+    sampled = [*[True] * 10, *[False] * 9, *[True] * 9]
+    assert conversation_text(ByteTokenizer(), ids, sampled, ("</s>",)) == "I ask.\n> user\n> 42\nIt is 42."
 
 
 def test_stop_strings_of_the_tokenizer_end_answers_everywhere() -> None:

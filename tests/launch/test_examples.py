@@ -21,7 +21,10 @@ from configs.schema import ModelConfig
 from examples.bigram_drafter import Bigram
 from examples.new_family import gated_unit
 from examples.plain_rollout import rollout as plain_rollout
+from examples.tool_user import AskAgain, calculate
 from launch.cli.options import parse_run
+from launch.environments.answers import Step
+from launch.environments.tools import Tools
 from launch.setup.drafts.base import Draft, DraftContext
 from launch.setup.experiment import build_experiment
 from specjax import (
@@ -115,6 +118,23 @@ def test_a_loss_logs_its_own_metric_resumes_and_names_the_best_save(tmp_path: Pa
     assert "loss/ratio_deviation" in (tmp_path / "whole/report.html").read_text()
     with Checkpointer(tmp_path / "part/checkpoints", best="loss/ratio_deviation") as saves:
         assert saves.best_step() == max((2, 4), key=lambda step: (whole[step - 1]["loss/ratio_deviation"], step))
+
+
+def test_a_tool_calculates_and_an_environment_asks_again():
+    call = '<tool_call>{"name": "calculate", "arguments": {"expression": "3 * (4 - -5) / %s"}}</tool_call>'
+    answered, refused = (Tools([calculate], "hermes").step(call % divisor).observation[0] for divisor in ("2", "f()"))
+    assert isinstance(answered, dict) and answered["content"] == "13.5"
+    assert isinstance(refused, dict) and "f(): must be numbers" in refused["content"]
+    environment = AskAgain()
+    environment.begin({"prompt": "1+2=", "answer": "3", "columns": {}}, seed=0)
+    assert environment.step("#4") == Step("\n1+2=") and environment.step("1+2=3\n#3") == Step(reward=0.5, done=True)
+
+
+@pytest.mark.slow
+def test_an_environment_trains(tmp_path: Path):
+    logged = run("tool_user", tmp_path)
+    assert all(step["rollout/turns"] > 0 and step["rollout/failed"] == 0 for step in logged)
+    assert any(step["rollout/observed_tokens"] > 0 for step in logged)
 
 
 @pytest.mark.slow

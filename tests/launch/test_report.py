@@ -127,6 +127,22 @@ def test_a_report_shows_all_of_a_run_in_one_file(tmp_path: Path):
     assert failed["facts"] == ["700 tokens", "expected 2", "not scored", "cut off at the length budget"]
 
 
+def test_observed_tokens_have_a_shade_of_their_own(tmp_path: Path):
+    run = run_of(tmp_path)
+    (line, _), kinds = [json.loads(each) for each in (run / "samples.jsonl").read_text().splitlines()], [5, 2, 5, 5, 1]
+    observed = line["completions"][0] | {"ending": "timed_out", "turns": 2, "environment_reward": 0.5}
+    observed["pieces"] = [["x", kind] for kind in kinds]
+    write_lines(run / "samples.jsonl", [line | {"completions": [observed | {"ending": "new"}, observed]}])
+    data = data_of(write_report(run))
+    ((_, about, (_, shown)),) = data["samples"]
+    assert about == "50% of these tokens written by the draft" and shown["facts"][0] == "5 tokens, 3 observed"
+    assert shown["facts"][-3:] == ["0.5 from the environment", "2 turns", "the environment took too long"]
+    assert [writer for writer, _ in data["writers"]] == [1, 2, 3, 4, 5]
+    assert [writer for writer, _ in data_of(write_report(run_of(tmp_path)))["writers"]] == [1, 2, 3, 4]
+    style = (DOCS.parent / "launch/report/style.css").read_text()
+    assert style.count("--w5:") == 2 and ".w5{background:var(--w5)}" in style
+
+
 def test_the_accuracy_at_the_end_is_the_last_of_its_chart(tmp_path: Path):
     directory = write_run(tmp_path / "run", 3, eval__accuracy=[0.25, None, None])
     write_lines(directory / "diary.jsonl", [{"step": 3, "result": {"accuracy_before": 0.25, "accuracy_after": 0.5}}])
@@ -145,6 +161,8 @@ def test_charts_name_metrics_that_runs_have():
     named = [name for chart in charts for name in chart["metrics"]]
     others = ("tokens_per_s", "asynchronous/lag", "asynchronous/waiting")
     others += ("time/training_mesh_idle", "time/rollout_mesh_idle", "time/rollout_wait")
+    others += ("rollout/turns", "rollout/observed_tokens", "rollout/failed")
+    others += ("time/decoding", "time/tools", "time/waiting")
     assert {name for name in named if "(" not in name} <= {*STANDARD_METRICS, *others}
 
 

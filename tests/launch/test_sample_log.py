@@ -13,7 +13,7 @@ from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer, CharacterTokenizer, HuggingFaceTokenizer, Tokenizer, token_texts
 from launch.run import logs
 from launch.run.logs import SampleLog
-from specjax.types import Prompts, Reward, Rollout, Writer
+from specjax.types import Ending, Prompts, Reward, Rollout, Writer
 from tests.launch.checkpoints import WORDS, write_tokenizer
 
 PROMPTS = Prompts(jnp.zeros((2, 1), jnp.int32), jnp.ones(2, jnp.int32), jnp.array([1, 0]))
@@ -78,6 +78,25 @@ def test_the_answer_of_a_scorer_of_ones_own_is_text(tmp_path: Path, monkeypatch:
     assert [completion["extracted"] for completion in line["completions"]] == ["2", None, "1"]
     monkeypatch.setattr(logs, "final_answers", pytest.fail)  # a run without samples does not load it
     log_in(tmp_path, 0)
+
+
+def test_a_sample_with_an_environment_has_its_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Texts hold all special tokens. What was observed is not scored."""
+    monkeypatch.setattr(logs, "final_answers", lambda *_: lambda ids, problem: ids)
+    answered = replace(
+        ROLLOUT,
+        sampled=jnp.array([[True, False, True, False], *[[True] * 4] * 3]),
+        ending=jnp.array([Ending.TIMED_OUT, Ending.TURNS, Ending.STOP, Ending.LENGTH], jnp.int8),
+        turns=jnp.array([2, 1, 1, 0]),
+        returns=jnp.array([jnp.nan, 0.0, 0.5, 0.0]),
+    )
+    log_in(tmp_path, 2).write(4, PROMPTS, answered)
+    (line,) = lines(tmp_path)
+    late, one = line["completions"]
+    assert (late["ending"], late["turns"], late["environment_reward"]) == ("timed_out", 2, None)
+    assert late["parts"] == [["sampled", "a"], ["observed", "b"], ["sampled", ""]] and late["extracted"] == "[0, 2]"
+    assert (one["ending"], one["turns"], one["environment_reward"]) == ("stop", 1, 0.5)
+    assert one["stopped"] is True and [kind for kind, _ in one["parts"]] == ["sampled"]
 
 
 def test_the_prompts_are_read_on_the_host(tmp_path: Path):

@@ -148,10 +148,9 @@ def test_rollout_functions_and_phases_are_refused():
 @pytest.mark.parametrize(
     "drafter, draft, k",
     [
-        ("none", "none", 0),
         ("eagle3", "random", 3),
-        ("mtp", "random mtp", 2),
-        ("dflash", "random dflash", 3),
+        pytest.param("mtp", "random mtp", 2, marks=pytest.mark.slow),
+        pytest.param("dflash", "random dflash", 3, marks=pytest.mark.slow),
         ("dspark reduced", "random dspark reduced", 2),
         ("model", "stranger", 2),
         ("either history", "random beside remembered", 3),

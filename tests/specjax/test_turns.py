@@ -155,7 +155,6 @@ def test_an_environment_that_ends_all_at_once_is_none():
 @pytest.mark.parametrize(
     "drafter, draft, k, verifier",
     [
-        ("none", "none", 0, "rejection"),
         ("eagle3", "trained", 2, "rejection"),
         ("dspark", "trained dspark", 3, "block"),
         ("ngram", "none", 2, "coupled"),
