@@ -81,9 +81,8 @@ def run(config: RunConfig, reward_of: RewardOf | None = None, local: Local | Non
         LongPhases(directory / UNFINISHED, signals) as long_phases,
     ):
         config = with_commits(config, directory if config.resume else None, starts=True)
-        if reward_of is None:
-            own = [*config.reward.names, *config.environment.names]
-            config = override(config, {"reward.code": code_of_modules(own)})
+        codes = config.reward.code, code_of_modules([*config.reward.names, *config.environment.names])
+        config = override(config, {"reward.code": "+".join(filter(None, codes)) or None})
         check_resumable(directory, config)
         experiment = build_experiment(config, asynchronous=True, local=local)
         with (make_pool(experiment.config) if reward_of is None else None) or nullcontext() as pool:

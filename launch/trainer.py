@@ -175,11 +175,14 @@ def train(
     answering, local = _environment_options(tools, environment)
     if reward is None and not answering:
         raise ConfigError("reward = None: must be a function or the name of a scorer without tools and environment")
-    reward_of, scorer, code = None, ENVIRONMENT if reward is None else reward, None
+    if reward is None and tools:
+        raise ConfigError("reward = None: must be a function or the name of a scorer with tools, which give no reward")
+    reward_of, scorer = None, ENVIRONMENT if reward is None else reward
     if callable(reward):
         name = _name_of(reward)
         scorer_of(reward, owner=f"reward = {name}")
-        scorer, code = f"{FUNCTION}{name}", code_of_function(reward)
+        scorer = f"{FUNCTION}{name}"
+    codes = [code_of_function(each) for each in (reward, *tools, environment) if callable(each)]
     given = _option_values(options or {})
     if ignored := [name for name in given if callable(reward) and name in SCORERS]:
         raise ConfigError(f"options: {', '.join(ignored)}: must not be set with a function as reward; it is the reward")
@@ -192,7 +195,7 @@ def train(
         "model.path": str(model),
         "data.train": str(data if problems is None else problems.path),
         "reward.scorer": scorer,
-        "reward.code": code,
+        "reward.code": "+".join(filter(None, codes)) or None,
         **answering,
         "steps": _as_tuple(steps),
         "out": None if out is None else str(out),

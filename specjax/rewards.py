@@ -44,7 +44,7 @@ class HostReward:
         rows, tokens = processes.own_rows(rollout.tokens)
         _, lengths = processes.own_rows(rollout.lengths)
         if rollout.sampled is not None:
-            tokens, lengths = _drawn(tokens, processes.own_rows(rollout.sampled)[1])
+            tokens, lengths = _drawn(tokens, lengths, processes.own_rows(rollout.sampled)[1])
         total, ids = len(rollout.lengths), processes.fetch(prompts.id)
         scores = _scored(self.score, self.parts, tokens, lengths, ids[rows // (total // len(ids))])
         return _reward(self.parts, *processes.join_rows(rows, scores, total))
@@ -100,10 +100,7 @@ def host_reward(score: HostScore, mesh: Mesh, parts: tuple[str, ...] = ()) -> Re
         call = jax.shard_map(
             _score_shard, mesh=mesh, in_specs=rows, out_specs=rows, axis_names=set(AXES), check_vma=False
         )
-        drawn = rollout.tokens, rollout.lengths
-        if rollout.sampled is not None:
-            drawn = _drawn(rollout.tokens, rollout.sampled)
-        return _reward(parts, *call(*drawn, ids))
+        return _reward(parts, *call(*drawn(rollout), ids))
 
     def _score_shard(tokens: jax.Array, lengths: jax.Array, ids: jax.Array) -> tuple[jax.Array, ...]:
         # Replicas of a shard must get the same scores: the first one calls the host, psum passes them to the others.
@@ -122,9 +119,17 @@ def host_reward(score: HostScore, mesh: Mesh, parts: tuple[str, ...] = ()) -> Re
     return reward
 
 
-def _drawn(tokens: Any, sampled: Any) -> tuple[Any, Any]:
-    """Return the sampled tokens of each row, left-aligned, then zeros, and their numbers: numpy's or JAX's arrays."""
+def drawn(rollout: Rollout) -> tuple[jax.Array, jax.Array]:
+    """Return the tokens that the policy drew, int32 [R, C], left-aligned, then zeros, and their numbers, int32 [R]."""
+    if rollout.sampled is None:
+        return rollout.tokens, rollout.lengths
+    return _drawn(rollout.tokens, rollout.lengths, rollout.sampled)
+
+
+def _drawn(tokens: Any, lengths: Any, sampled: Any) -> tuple[Any, Any]:
+    """Return what `drawn` does, of numpy's or JAX's arrays."""
     xp: Any = np if isinstance(tokens, np.ndarray) else jnp
+    sampled = sampled & (xp.arange(tokens.shape[1])[None] < lengths[:, None])
     order, lengths = xp.argsort(~sampled, axis=1, stable=True), xp.sum(sampled, axis=1, dtype=np.int32)
     drawn = xp.take_along_axis(tokens, order, axis=1)
     return xp.where(xp.arange(tokens.shape[1])[None] < lengths[:, None], drawn, xp.zeros_like(drawn)), lengths

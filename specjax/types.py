@@ -270,8 +270,8 @@ class Rollout:
     Attributes:
         tokens:        int32 [R, C], the completion with what ends it; zero from `lengths` on.
         lengths:       int32 [R], 0 .. C.
-        stopped:       bool [R], ended by a stop token or string (False: by the length budget, or not yet); with an
-                       environment, the last turn, and its answer fitted into the budget.
+        stopped:       bool [R], ended by a stop token or string (False: by the length budget, or not yet). With an
+                       environment: False if `ending` is LENGTH or FULL.
         law:           float32 [R, C], log-prob of each token under the processed law it was drawn from.
         full:          float32 [R, C], log-prob under temperature alone, which ratios and KL use.
         drafted:       int32 [R, K], number of drafts whose token at position i could be emitted.
@@ -345,7 +345,8 @@ class Rollout:
     def written(self) -> Int[Array, "R"]:
         """Return how many tokens the policy drew of each sequence in this rollout: all but those carried over."""
         if self.sampled is not None:
-            return jnp.sum(self.sampled, axis=1, dtype=jnp.int32)
+            real = jnp.arange(self.tokens.shape[1])[None] < self.lengths[:, None]
+            return jnp.sum(self.sampled & real, axis=1, dtype=jnp.int32)
         return self.lengths if self.resumed_at is None else self.lengths - self.resumed_at
 
 

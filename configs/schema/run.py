@@ -95,10 +95,14 @@ class RunConfig(TrainConfig):
             if rollout.environment is not None:
                 raise ValueError("rollout.environment: must be None in a recipe; environment.function names one")
             if self.reward.scorer == ENVIRONMENT:
-                raise ValueError("reward.scorer = environment: needs environment.function or environment.tools")
+                raise ValueError("reward.scorer = environment: needs environment.function")
             if rollout.turn_tokens is not None:
                 raise ValueError(f"rollout.turn_tokens = {rollout.turn_tokens}: must be None without an environment")
             return
+        if self.reward.scorer == ENVIRONMENT and self.environment.tools:
+            raise ValueError(
+                "reward.scorer = environment: must be another with environment.tools, which give no reward"
+            )
         for name, value in (
             ("asynchronous.lag", self.asynchronous.lag),
             ("rollout.carry_over", rollout.carry_over),

@@ -46,5 +46,8 @@ class TextEnvironment(Protocol):
         ...
 
     def end(self) -> float | None:
-        """End the episode. Return its last reward, added to those of its steps; None: 0. Called in any case."""
+        """End the episode. Return its last reward, added to those of its steps; None: 0.
+
+        It is called in any case, but for an environment that hangs or dies.
+        """
         ...

@@ -147,8 +147,9 @@ def with_defaults(rollout: Rollout, config: RolloutConfig) -> Rollout:
         stopped = (lengths > 0) & jnp.isin(last_token, jnp.array(config.stop_tokens, jnp.int32))
         if config.stop_automaton is not None:
             stopped |= config.stop_automaton.after(rollout.tokens, lengths) == FOUND
+    column = jnp.arange(rollout.tokens.shape[1])[None]
     none = {"ending": jnp.zeros_like(lengths, jnp.int8), "turns": jnp.zeros_like(lengths)}
-    none |= {"returns": jnp.zeros_like(lengths, jnp.float32), "sampled": jnp.ones_like(rollout.tokens, bool)}
+    none |= {"returns": jnp.zeros_like(lengths, jnp.float32), "sampled": column < lengths[:, None]}
     given = {
         name: default if getattr(rollout, name) is None else getattr(rollout, name) for name, default in none.items()
     }

@@ -89,9 +89,7 @@ def of_rollout(experiment: Experiment, rollout: RolloutConfig, prompts: tuple[in
     sequences = max(count * rollout.group_size // batch_shards(mesh), 1)
     slots = lay_out(rollout, sequences, width)[0].slots
     # Of phases with as many slots, the last one holds the longest row.
-    environment, networks = experiment.config.environment, experiment.networks
-    # As `RolloutConfig.room`. An environment in JAX may answer with fewer tokens.
-    room = max(rollout.slack, environment.answer_tokens) if environment.names else rollout.slack
+    room, networks = max(rollout.room, experiment.rollout_on(()).room), experiment.networks
     length = width + rollout.max_new_tokens + room
 
     def start() -> PyTree:

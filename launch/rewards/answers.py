@@ -45,7 +45,10 @@ class AnswerRule:
         opened: the prompt opens thinking, and does not close it.
         """
         if self.turns:
-            text = text.removesuffix(next(filter(text.endswith, self.stop_strings), ""))
+            # The token that completes a stop string may end with space.
+            ended = text.rstrip()
+            found = next(filter(ended.endswith, self.stop_strings), None)
+            text = text if found is None else ended.removesuffix(found)
         else:
             text = before_stop(text, self.stop_strings)
         if not self.thinking:

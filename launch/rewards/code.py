@@ -46,7 +46,7 @@ def code_of_function(function: Callable[..., Any]) -> str | None:
     while isinstance(function, partial):
         bound += [*function.args, *function.keywords, *function.keywords.values()]
         function = function.func
-    if not inspect.isroutine(function):
+    if not inspect.isroutine(function) and not inspect.isclass(function):
         function = function.__call__
     if (code := _code(function)) is None:
         return None

@@ -20,7 +20,7 @@ from launch.rewards.host_scorer import FunctionScorer, HostScorer, as_object
 from launch.rewards.reader import AnswerReader, answer_rule
 from launch.rewards.scorers import FUNCTION, NAMED, load_scorer
 from launch.rewards.workers import CHUNK, RewardPool
-from specjax.rewards import HostReward, RewardFn, environment_reward
+from specjax.rewards import HostReward, RewardFn, drawn, environment_reward
 from specjax.types import Prompts, Reward, Rollout
 
 logger = logging.getLogger(__name__)
@@ -172,10 +172,11 @@ def traced_exact(problems: Sequence[Problem], tokenizer: Tokenizer) -> RewardFn:
     def reward(rollout: Rollout, prompts: Prompts) -> Reward:
         ids = jnp.repeat(prompts.id, len(rollout.lengths) // len(prompts.id))
         expected = jnp.asarray(table)[jnp.maximum(ids, 0)]
-        column = rollout.lengths[:, None] - 1 - width + jnp.arange(width + 1)[None]
-        actual = jnp.take_along_axis(rollout.tokens, jnp.maximum(column, 0), axis=1)
+        tokens, lengths = drawn(rollout)
+        column = lengths[:, None] - 1 - width + jnp.arange(width + 1)[None]
+        actual = jnp.take_along_axis(tokens, jnp.maximum(column, 0), axis=1)
         match = (expected < 0) | ((column[:, :-1] >= 0) & (actual[:, :-1] == expected))
-        stops = jnp.isin(actual[:, -1], jnp.array(tokenizer.stop_tokens, jnp.int32)) & (rollout.lengths > 0)
+        stops = jnp.isin(actual[:, -1], jnp.array(tokenizer.stop_tokens, jnp.int32)) & (lengths > 0)
         correct = (match.all(axis=1) & stops).astype(jnp.float32)
         return Reward(value=jnp.where(ids >= 0, correct, jnp.nan), correct=correct)
 

@@ -19,8 +19,21 @@ def answer(decoding: Decoding, state: RoundState) -> RoundState:
     assert isinstance(environment, Environment) and turns is not None
     written = state.tokens[:, : decoding.config.max_new_tokens]
     after, seen = environment.step(turns.environment, written, turns.began, state.emitted)
+    seen = _checked(seen, environment.width, decoding.policy.vocab_size)
     kept = _where_rows(turns.waiting, after, turns.environment)
     return take(decoding, replace(state, turns=replace(turns, environment=kept)), seen, turns.waiting)
+
+
+def _checked(seen: Observation, width: int, vocab_size: int) -> Observation:
+    """Return the observation, with FAILED for rows that no sequence can take. Raises ValueError for another shape."""
+    shape = seen.tokens.shape
+    if shape[1] > width:
+        raise ValueError(f"environment: an observation of shape {shape}; must have at most width = {width} columns")
+    lengths, why = jnp.clip(seen.lengths, 0, shape[1]), Ending.STOP if seen.ending is None else seen.ending
+    valid = (seen.tokens >= 0) & (seen.tokens < vocab_size) | (jnp.arange(shape[1])[None] >= lengths[:, None])
+    wrong = ~jnp.all(valid, axis=1) | (seen.lengths != lengths) | ~jnp.isfinite(seen.reward)
+    ending = jnp.where(wrong, Ending.FAILED, why).astype(jnp.int8)
+    return Observation(seen.tokens, lengths, seen.done | wrong, seen.reward, ending)
 
 
 @jax.named_scope("append")

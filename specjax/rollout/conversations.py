@@ -58,9 +58,13 @@ class Conversations:
 
     def __enter__(self) -> "Conversations":
         with self._timed("time/tools"):
-            for row in np.flatnonzero(self._problems >= 0).tolist():
-                high, low = map(int, self._seeds[row])
-                self._episodes[row] = self._environment.begin(int(self._problems[row]), high << 32 | low)
+            try:
+                for row in np.flatnonzero(self._problems >= 0).tolist():
+                    high, low = map(int, self._seeds[row])
+                    self._episodes[row] = self._environment.begin(int(self._problems[row]), high << 32 | low)
+            except BaseException:
+                self.__exit__()
+                raise
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -81,7 +81,9 @@ class PhaseRun:
         def rounds_and_answers(loop: tuple[RoundState, Array]) -> tuple[RoundState, Array]:
             pause = lambda state, number: stop(state, number) | self._answers(state)  # noqa: E731
             state, count = rounds_of_phase(self.decoding, self.number, loop[0], pause)
-            return kernels.run_if(self._answers(state), partial(answer, self.decoding), state), loop[1] + count
+            # A row that has outgrown the window leaves no room for answers.
+            answers = self._answers(state) & ~self._outgrown(state)
+            return kernels.run_if(answers, partial(answer, self.decoding), state), loop[1] + count
 
         return jax.lax.while_loop(lambda loop: ~stop(*loop), rounds_and_answers, (state, jnp.int32(0)))
 

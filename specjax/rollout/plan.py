@@ -75,6 +75,8 @@ class RolloutConfig(Options):
             raise ValueError(f"max_age = {self.max_age}: must be None without carry_over")
         if self.environment is not None and self.carry_over is not None:
             raise ValueError(f"carry_over = {self.carry_over}: must be None with an environment")
+        if self.environment is not None and self.environment.width < 1:
+            raise ValueError(f"environment.width = {self.environment.width}: must be at least 1")
         if self.answers_on_host and self.phases:
             raise ValueError(f"phases = {self.phases}: must be empty with an environment on the host")
 

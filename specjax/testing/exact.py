@@ -39,7 +39,7 @@ def completion_law(
     """Return the probability of every completion.
 
     logits_of: tokens [n, T] -> logits [n, T, V], teacher-forced.
-    ends: whether a turn ends after these tokens, beside those that end with one of `stops`.
+    ends: whether a turn ends after these tokens of it, beside those that end with one of `stops`.
     answer: (completion, where its last turn began, number of turns before) -> what an environment answers to the turn;
             None: the completion ends. Without it, it ends with its first turn.
     turn_tokens: most tokens that are drawn in a turn.
@@ -52,7 +52,7 @@ def completion_law(
     cells: Cells = {}
 
     def extend(prefix: Completion, probability: float, began: int = 0, turn: int = 0) -> None:
-        if len(prefix) > began and (prefix[-1] in stops or ends(prefix)):
+        if len(prefix) > began and (prefix[-1] in stops or ends(prefix[began:])):
             observed = None if answer is None else answer(prefix, began, turn)
             if observed is not None:
                 begun = prefix + observed

@@ -107,7 +107,8 @@ class StagedStep:
         (state, batch, losses), seconds["train"] = self._timed(programs["train"], *train)
         kept = replace(batch, routes=None)
         scored = replace(rollout, reward=scores, batch=kept)
-        return (with_base(state, base), scored, metrics | losses), seconds
+        turns = {} if stages.host_turns is None else stages.host_turns.seconds
+        return (with_base(state, base), scored, metrics | losses | turns), seconds
 
     def start_compiling(self, state: TrainState, prompts: Prompts) -> None:
         """Start to compile all stages, beside each other and beside what runs. Arguments as of `TrainStep.lower`."""

@@ -23,6 +23,7 @@ from specjax.rollout.generate import RolloutFn, abstract_prompts, copy_on, place
 from specjax.rollout.host_turns import HostTurns
 from specjax.rollout.speculative import speculative_rollout
 from specjax.train.config import TrainConfig, check_carry_over, check_groups, check_mixture
+from specjax.train.draft.replay import check_replay
 from specjax.train.loss import LossFn, policy_loss
 from specjax.train.metrics import Metrics
 from specjax.train.selection import withhold_rewards
@@ -48,6 +49,7 @@ def generate(stages: Stages, state: TrainState, prompts: Prompts) -> Rollout:
 
 def update(stages: Stages, state: TrainState, prompts: Prompts, rollout: Rollout, scores: Reward) -> StepResult:
     """Train on scored completions: return the next state, the scored rollout and the metrics."""
+    check_replay(state, rollout)
     scores = withhold_rewards(scores, rollout, stages.config.rollout)
     sequences, metrics = stages.select(rollout, prompts, scores)
     log_probs = stages.logprob(state, sequences)

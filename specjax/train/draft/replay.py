@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from specjax.train.batch import Sequences
-from specjax.types import TrainState, pytree
+from specjax.types import Rollout, TrainState, pytree
 
 
 @pytree
@@ -50,3 +50,10 @@ def replay_rows(state: TrainState) -> Sequences | None:
     """Return the rows of earlier rollouts to train on, [n, R, ..], or None."""
     replay: Replay | None = None if state.adaptation is None else state.adaptation.replay
     return None if replay is None else replay.rows()
+
+
+def check_replay(state: TrainState, rollout: Rollout) -> None:
+    """Raise ValueError if rollouts that are replayed have observed tokens, and the state was not made for them."""
+    replay = None if state.adaptation is None else state.adaptation.replay
+    if replay is not None and replay.sampled is None and rollout.sampled is not None:
+        raise ValueError("draft_training.replay: must be 0 for a rollout function with `sampled` and no environment")
