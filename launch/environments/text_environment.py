@@ -108,7 +108,7 @@ class _Read(Future[Any]):
 
 
 def turn_reader(tokenizer: Tokenizer, stop_tokens: Sequence[int], markers: tuple[str, ...]) -> Callable[..., str]:
-    """Return the function from the ids of a turn to its text, without what ended it.
+    """Return the function from the ids of a turn to its text, without stop tokens.
 
     markers: special tokens that the text keeps.
     """

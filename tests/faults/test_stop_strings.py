@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from configs.from_json import from_json
@@ -19,6 +20,7 @@ from launch.errors import ConfigError
 from launch.evaluation.sampler import with_defaults
 from launch.rewards.reward_fn import traced_exact
 from launch.setup.experiment import build_experiment
+from specjax.rewards import drawn
 from specjax.rollout.plan import RolloutConfig
 from specjax.types import Rollout
 from tests.faults.test_tokens import BOX, END, EOS, tokenizer_of
@@ -101,4 +103,8 @@ def test_row_75_a_traced_answer_and_a_rollout_of_ones_own() -> None:
     texts = [[*b"7</a>"], [*b"7", 256], [*b"7</a"], []]
     tokens = jnp.array([text + [0] * (5 - len(text)) for text in texts])
     rollout = Rollout(tokens, jnp.array(list(map(len, texts))))
-    assert with_defaults(rollout, config).stopped.tolist() == [True, True, False, False]
+    whole = with_defaults(rollout, config)
+    assert whole.stopped.tolist() == [True, True, False, False]
+    # Padding is not drawn.
+    np.testing.assert_array_equal(whole.written, rollout.lengths)
+    np.testing.assert_array_equal(drawn(whole)[1], rollout.lengths)
