@@ -90,6 +90,7 @@ def test_evaluation_uses_the_fixed_draft_length(drafter: Drafter, length: int, m
     networks = SimpleNamespace(policy=replace(POLICY, eight_bit="int8"), drafter=drafter)
     tokenizer = SimpleNamespace(stop_tokens=(0,))
     experiment: Any = SimpleNamespace(config=config, networks=networks, mesh=None, rollout_fn=None, tokenizer=tokenizer)
+    experiment.problems, experiment.rollout_on = SimpleNamespace(held_out=[]), lambda problems: config.rollout
     assert Sampler(experiment, drafter, 4).draft_length == length
     Evaluate(experiment, lambda rollout, prompts: None, [])  # pyright: ignore[reportArgumentType]
     plain = POLICY, RolloutConfig(group_size=4, draft_length=0)
