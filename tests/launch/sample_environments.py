@@ -177,14 +177,14 @@ class FaultyOnce(ByCommand):
         return Step(f"{number}:", 1.0)
 
 
-class Ones:
-    """Answers with ones, and with a reward of 1 if its problem has an answer."""
+class Nines:
+    """Answers with nines, and with a reward of 1 if its problem has an answer."""
 
     def begin(self, problem: dict[str, Any], seed: int) -> None:
         self._reward = float(bool(problem["answer"]))
 
     def step(self, turn: str) -> Step:
-        return Step("11111", self._reward)
+        return Step("99999", self._reward)
 
 
 class Grid(ByCommand):

@@ -193,11 +193,11 @@ def test_each_kind_of_failure_is_logged_once(rollouts: tuple[Rollout, Rollout, s
 
 def test_evaluations_and_answers_have_the_environment() -> None:
     """Evaluated problems have answers, and so rewards; a prompt of one's own has none."""
-    options = {"environment.function": "tests.launch.sample_environments:Ones", "draft.kind": "none"}
+    options = {"environment.function": "tests.launch.sample_environments:Nines", "draft.kind": "none"}
     options |= {"rollout.stop_tokens": tuple(range(7)), "rollout.draft_length": 0, "rollout.max_new_tokens": 24}
     experiment = build_experiment(override(SMALLEST, options | {"rollout.turns": 2, "eval.samples": 2}))
     state: Any = SimpleNamespace(params=experiment.networks.params, drafting=None)
     (prompts,) = fixed_batches(experiment.held_out_prompts, 4)
     assert Evaluate(experiment, environment_reward, [prompts])(state).accuracy == 1.0
     texts = Answers(experiment)("1+1", 2, seed_step(0, 0))
-    assert len(texts) == 2 and all("11111" in text for text in texts)
+    assert len(texts) == 2 and all("99999" in text for text in texts)
