@@ -41,20 +41,20 @@ class Callable_:
 
 
 CALLABLE = Callable_()
+SCORED = {"reward": "math"}
 
 
 @pytest.mark.parametrize(
-    ("given", "tools", "function", "local"),
+    ("given", "tools", "function", "local", "reward"),
     [
-        ({"tools": [add, bare]}, ("python:add", "python:bare"), None, Local(tools=[add, bare])),
-        ({"tools": (f"{HERE}:add",)}, (f"{HERE}:add",), None, None),
-        ({"environment": WithoutBeginAndEnd}, (), "python:WithoutBeginAndEnd", Local(make=WithoutBeginAndEnd)),
-        ({"environment": make}, (), "python:make", Local(make=make)),
-        ({"environment": CALLABLE}, (), "python:Callable_", Local(make=CALLABLE)),
-        ({"environment": f"{HERE}:add"}, (), f"{HERE}:add", None),
+        ({"tools": [add, bare]}, ("python:add", "python:bare"), None, Local(tools=[add, bare]), "math"),
+        ({"tools": (f"{HERE}:add",)}, (f"{HERE}:add",), None, None, "math"),
+        ({"environment": WithoutBeginAndEnd}, (), "python:WithoutBeginAndEnd", Local(make=WithoutBeginAndEnd), None),
+        ({"environment": make}, (), "python:make", Local(make=make), "math"),
+        ({"environment": CALLABLE}, (), "python:Callable_", Local(make=CALLABLE), None),
+        ({"environment": f"{HERE}:add"}, (), f"{HERE}:add", None, None),
     ],
 )
-@pytest.mark.parametrize("reward", [None, "math"])
 def test_functions_are_local_and_names_are_options(
     started: list[Started],
     given: dict[str, Any],
@@ -82,13 +82,23 @@ def test_without_an_environment_there_is_none(started: list[Started]) -> None:
         ({}, "reward = None: must be a function or the name of a scorer without tools and environment"),
         ({"tools": [add], "environment": make}, "tools = ...: must be empty with an environment"),
         ({"tools": [add, f"{HERE}:add"]}, "tools = ...: must all be functions, or all be names"),
-        ({"tools": ["add"]}, "environment.tools = add: must be package.module:name"),
+        (
+            {"tools": [add]},
+            "reward = None: must be a function or the name of a scorer with tools, which give no reward",
+        ),
+        ({"tools": ["add"]} | SCORED, "environment.tools = add: must be package.module:name"),
         ({"tools": add}, "tools = <function add...: must be a list of functions, or of names"),
         ({"tools": f"{HERE}:add"}, "tools = ...: must be a list of functions, or of names"),
         ({"environment": WithoutBeginAndEnd()}, "environment = ...: must be a class or function that makes one"),
         ({"environment": "make"}, "environment.function = make: must be package.module:name"),
-        ({"tools": [add], "options": {"rollout.carry_over": 0.5}}, "rollout.carry_over = 0.5: must be None with an"),
-        ({"tools": [add], "options": {"asynchronous.lag": 1}}, "asynchronous.lag = 1: must be None with an environm"),
+        (
+            {"tools": [add], "options": {"rollout.carry_over": 0.5}} | SCORED,
+            "rollout.carry_over = 0.5: must be None with an",
+        ),
+        (
+            {"tools": [add], "options": {"asynchronous.lag": 1}} | SCORED,
+            "asynchronous.lag = 1: must be None with an environm",
+        ),
         ({"environment": make, "options": {"environment.calls": "hermes"}}, "environment.calls = hermes: must be None"),
     ],
 )
