@@ -30,8 +30,8 @@ from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer
 from launch.environments.joint import Joint
 from launch.environments.processes import ProcessEpisodes
-from launch.environments.text_environment import Reports, TextEnvironment, turn_reader
 from launch.environments.threads import ThreadEpisodes
+from launch.environments.token_environment import Reports, TokenEnvironment, turn_reader
 from launch.setup.networks import Networks
 from launch.timing import format_provenance, geometric_mean, interleaved, interval, show_interval, time_call
 from specjax import (
@@ -102,7 +102,7 @@ def tools(sizes: Sizes) -> dict[str, dict[float, list[dict[str, float]]]]:
     assert isinstance(run, HostTurns)
     params, measured = replace(networks.params, draft={}), dict[str, dict[float, list[dict[str, float]]]]()
 
-    def rollout(environment: TextEnvironment, step: int) -> dict[str, float]:
+    def rollout(environment: TokenEnvironment, step: int) -> dict[str, float]:
         run.environment = environment
         seconds = time_call(lambda: run(params, prompts, seed_step(0, step)))
         return run.seconds | {"seconds": seconds}
@@ -124,10 +124,10 @@ def tools(sizes: Sizes) -> dict[str, dict[float, list[dict[str, float]]]]:
     return measured
 
 
-def _environment(tokenizer: ByteTokenizer, episodes: Any, took: float) -> TextEnvironment:
+def _environment(tokenizer: ByteTokenizer, episodes: Any, took: float) -> TokenEnvironment:
     problems = [Problem(prompt="", answer=str(took))] * ROWS
     read, joint = turn_reader(tokenizer, STOPS, ()), Joint(tokenizer, limit=8, roles=("user",))
-    return TextEnvironment(8, problems, episodes, read, joint, Reports("benchmark"))
+    return TokenEnvironment(8, problems, episodes, read, joint, Reports("benchmark"))
 
 
 def print_tools(measured: dict[str, dict[float, list[dict[str, float]]]]) -> None:

@@ -16,8 +16,8 @@ from launch.environments.episodes import Episodes
 from launch.environments.joint import Joint
 from launch.environments.processes import ProcessEpisodes
 from launch.environments.schema import tool_schemas
-from launch.environments.text_environment import Reports, TextEnvironment, turn_reader
 from launch.environments.threads import ThreadEpisodes
+from launch.environments.token_environment import Reports, TokenEnvironment, turn_reader
 from launch.environments.tools import Tools
 from launch.errors import ConfigError
 from specjax.environments import Environment, HostEnvironment
@@ -66,7 +66,7 @@ def environment_of(config: RunConfig, tokenizer: Tokenizer, local: Local | None 
         _check_host(config, owner)
         episodes, read, joint = _of_text(config, tokenizer, made, make, local is not None)
     reports = Reports(owner)
-    return lambda problems: TextEnvironment(options.answer_tokens, problems, episodes, read, joint, reports)
+    return lambda problems: TokenEnvironment(options.answer_tokens, problems, episodes, read, joint, reports)
 
 
 def showing_tools(config: RunConfig, tokenizer: Tokenizer) -> Tokenizer:

@@ -21,7 +21,7 @@ def answer(decoding: Decoding, state: RoundState) -> RoundState:
     after, seen = environment.step(turns.environment, written, turns.began, state.emitted)
     seen = _checked(seen, environment.width, decoding.policy.vocab_size)
     kept = _where_rows(turns.waiting, after, turns.environment)
-    return take(decoding, replace(state, turns=replace(turns, environment=kept)), seen, turns.waiting)
+    return apply_answers(decoding, replace(state, turns=replace(turns, environment=kept)), seen, turns.waiting)
 
 
 def _checked(seen: Observation, width: int, vocab_size: int) -> Observation:
@@ -37,7 +37,7 @@ def _checked(seen: Observation, width: int, vocab_size: int) -> Observation:
 
 
 @jax.named_scope("append")
-def take(decoding: Decoding, state: RoundState, seen: Observation, ready: Bool[Array, "B"]) -> RoundState:
+def apply_answers(decoding: Decoding, state: RoundState, seen: Observation, ready: Bool[Array, "B"]) -> RoundState:
     """Give the rows that are `ready` the answers to their turns: each ends, or begins its next turn."""
     config, turns = decoding.config, state.turns
     assert turns is not None

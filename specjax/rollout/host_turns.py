@@ -23,7 +23,7 @@ from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES, shapes_on
 from specjax.program import Program
 from specjax.rollout.admission import Carry
-from specjax.rollout.append import take
+from specjax.rollout.append import apply_answers
 from specjax.rollout.conversations import Conversations, Rows
 from specjax.rollout.generate import Choice, RolloutFn, abstract_prompts, make_prepare, on_shards, place, prepare
 from specjax.rollout.phase import rounds_of_phase
@@ -175,7 +175,7 @@ class HostTurns:
         return Paused(state, paused.record, paused.rounds + count)
 
     def _answer(self, params: Params, paused: Paused, seen: Observation, ready: Bool[Array, "B"]) -> Paused:
-        state = take(self._decoding(params), paused.state, seen, ready)
+        state = apply_answers(self._decoding(params), paused.state, seen, ready)
         return Paused(state, paused.record, paused.rounds)
 
     def _finish(self, params: Params, paused: Paused, last_rewards: Float[Array, "B"], chosen: Choice) -> Rollout:

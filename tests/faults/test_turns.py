@@ -101,14 +101,14 @@ def idle_rows_lose_their_draft_state(patch: pytest.MonkeyPatch) -> None:
 
 def only_the_last_turn_is_rewarded(patch: pytest.MonkeyPatch) -> None:
     """Returns: the reward of a turn takes the place of the ones before."""
-    sound = append.take
+    sound = append.apply_answers
 
     def last(decoding: Any, state: RoundState, seen: Any, ready: Array) -> RoundState:
         assert state.turns is not None
         before = jnp.where(ready, 0.0, state.turns.returns)
         return sound(decoding, replace(state, turns=replace(state.turns, returns=before)), seen, ready)
 
-    patch.setattr(append, "take", last)
+    patch.setattr(append, "apply_answers", last)
 
 
 def costs_end_at_observed_tokens(patch: pytest.MonkeyPatch) -> None:

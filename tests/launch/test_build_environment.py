@@ -11,7 +11,7 @@ from configs.override import override
 from configs.schema import RunConfig
 from launch.data.problems import Problem
 from launch.environments.build import Local, environment_of
-from launch.environments.text_environment import TextEnvironment
+from launch.environments.token_environment import TokenEnvironment
 from launch.errors import ConfigError
 from launch.setup.problems import build_tokenizer
 from specjax.environments import Environment
@@ -122,7 +122,7 @@ def test_an_environment_in_jax_has_phases_and_processes(monkeypatch: pytest.Monk
 def test_an_environment_in_text_may_have_the_names_of_one_in_jax() -> None:
     assert isinstance(sample_environments.Grid(), Environment)
     local = Local(make=sample_environments.Grid)
-    assert isinstance(build(None, {"function": "python:Grid"}, local)([]), TextEnvironment)
+    assert isinstance(build(None, {"function": "python:Grid"}, local)([]), TokenEnvironment)
 
 
 def call(a: int, b: int) -> dict[str, Any]:

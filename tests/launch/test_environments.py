@@ -24,7 +24,7 @@ from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer
 from launch.environments.joint import Joint
 from launch.environments.processes import ProcessEpisodes
-from launch.environments.text_environment import Reports, TextEnvironment, turn_reader
+from launch.environments.token_environment import Reports, TokenEnvironment, turn_reader
 from launch.evaluation.one_prompt import Answers
 from launch.evaluation.sampler import Evaluate
 from launch.setup.experiment import build_experiment
@@ -69,7 +69,7 @@ FAULTS: dict[str, Ending | bytes] = {
 }
 
 
-class Environment(TextEnvironment):
+class Environment(TokenEnvironment):
     """Episodes of FaultyOnce in processes; ids outside the vocabulary come from an episode in tokens."""
 
     def begin(self, problem: int, seed: int) -> Any:

@@ -18,7 +18,7 @@ from specjax.types import Ending
 
 logger = logging.getLogger(__name__)
 
-ENDINGS = {"failed": Ending.FAILED, "timed_out": Ending.TIMED_OUT}
+FAILURES = {"failed": Ending.FAILED, "timed_out": Ending.TIMED_OUT}
 
 
 class Reports:
@@ -38,7 +38,7 @@ class Reports:
 
 
 @dataclass(frozen=True, eq=False)
-class TextEnvironment:
+class TokenEnvironment:
     """A `specjax.environments.HostEnvironment` whose episodes run text environments.
 
     Attributes:
@@ -65,7 +65,7 @@ class TextEnvironment:
 class TokenEpisode:
     """A `specjax.environments.Episode` around an episode in text."""
 
-    environment: TextEnvironment
+    environment: TokenEnvironment
     episode: Episode
 
     def step(self, turn: Sequence[int]) -> Future[Answer]:
@@ -86,7 +86,7 @@ class TokenEpisode:
 
     def _failed(self, failure: Failure) -> Answer:
         self.environment.reports.report(failure)
-        return Answer(ending=ENDINGS[failure.kind])
+        return Answer(ending=FAILURES[failure.kind])
 
     def _last_reward(self, last: float | Failure) -> float:
         if isinstance(last, Failure):
