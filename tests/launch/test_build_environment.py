@@ -100,7 +100,7 @@ def test_what_a_chat_template_cannot_continue_is_one_line(
         ({"tools": (ADD, "add")}, "environment.tools = add: must be package.module:name"),
         ({"call_limit_s": 0.0}, "environment.call_limit_s = 0.0: must be a number above 0"),
         ({"answer_tokens": 0}, "environment.answer_tokens = 0: must be an integer at least 1"),
-        ({"reward.scorer": "environment"}, "reward.scorer = environment: needs environment.function or environment."),
+        ({"reward.scorer": "environment"}, "reward.scorer = environment: needs environment.function"),
         ({"rollout.turn_tokens": 5}, "rollout.turn_tokens = 5: must be None without an environment"),
         ({"tools": (ADD,), "rollout.carry_over": 0.5}, "rollout.carry_over = 0.5: must be None with an environment"),
         ({"tools": (ADD,), "rollout.function": "a:b"}, "rollout.function = a:b: must be None with an environment"),
