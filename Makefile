@@ -6,10 +6,13 @@ BIN := $(VENV)/bin
 PINS ?= constraints/$(shell $(PYTHON) -c 'import sys; print("py311" if sys.version_info < (3, 12) else "py312")').txt
 WORKERS ?= 2
 
-.PHONY: train test test-slow test-all lint bench real gpu docs
+.PHONY: train turns test test-slow test-all lint bench real gpu docs
 
 train: $(VENV)/installed
 	$(BIN)/python -m launch.train tiny $(ARGS)
+
+turns: $(VENV)/installed
+	$(BIN)/python -m launch.train guessing $(ARGS)
 
 test: $(VENV)/installed
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(ARGS)
