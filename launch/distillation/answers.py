@@ -11,6 +11,7 @@ from launch.phases.long_phases import long_phase
 from launch.setup.experiment import Experiment
 from specjax.drafters import Drafter
 from specjax.keys import seed_step
+from specjax.rollout.host_turns import HostTurns
 from specjax.rollout.make_generate import GenerateProgram, make_generate
 from specjax.types import Params
 
@@ -30,7 +31,7 @@ class AnswerGenerator:
     def __init__(self, experiment: Experiment, count: int, keep: Keep | None = None) -> None:
         self._experiment, self._keep = experiment, keep
         # By whether they draft: all answers that are drafted are drafted by one drafter.
-        self._programs: dict[bool, GenerateProgram] = {}
+        self._programs: dict[bool, GenerateProgram | HostTurns] = {}
         self._phase = long_phase("answers", count // experiment.sequences, "batches")
         self._batches = experiment.train_batches()
         for _ in range(self._phase.done):
@@ -47,7 +48,7 @@ class AnswerGenerator:
             prompts = self._experiment.abstract_prompts(self._experiment.config.data.prompts)
             self._program(drafter).start_compiling(params, prompts)
 
-    def _program(self, drafter: Drafter) -> GenerateProgram:
+    def _program(self, drafter: Drafter) -> GenerateProgram | HostTurns:
         drafts, options = drafter.proposes, self._experiment.config.rollout
         if drafts not in self._programs:
             length = max(options.lengths) if drafts else 0

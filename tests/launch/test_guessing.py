@@ -15,7 +15,7 @@ from launch.data.tokenizers import ByteTokenizer
 from launch.environments.answers import Step
 from launch.environments.build import environment_of
 from launch.environments.guessing import BELOW, LETTERS, TextGuessing
-from launch.environments.text_environment import TextEnvironment
+from launch.environments.token_environment import TokenEnvironment
 from launch.environments.traced_guessing import Guessing, problems
 from launch.setup.problems import build_problems
 from specjax.environments import Observation
@@ -86,7 +86,7 @@ def test_prompts_have_the_form_of_answers():
     assert {problem.solution for problem in train} == set(LETTERS)
 
 
-@pytest.mark.parametrize("options, kind", [([], Guessing), (IN_TEXT, TextEnvironment)])
+@pytest.mark.parametrize("options, kind", [([], Guessing), (IN_TEXT, TokenEnvironment)])
 def test_the_recipe_is_accepted(options: list[str], kind: type):
     config, tokenizer = parse_run(["guessing", *options], "", ""), ByteTokenizer()
     (train, _), environments = build_problems(config), environment_of(config, tokenizer)
