@@ -155,7 +155,7 @@ def test_row_91_an_option_that_the_kind_of_draft_does_not_read_is_refused() -> N
         parse_run(["tiny", "--draft.kind", "dspark", "--draft.unroll", "7"], "python -m launch.train", "Train.", TRAIN)
 
 
-@pytest.mark.parametrize("name", ["tool", "turns", "host", "device", "dropout", "server", "save", "foo"])
+@pytest.mark.parametrize("name", ["host", "device", "dropout", "server", "save", "foo"])
 def test_row_98_no_guess_is_better_than_a_silly_one(name: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_run(["tiny", f"--{name}", "x"], "python -m launch.train", "Train.", TRAIN)

@@ -88,11 +88,14 @@ def test_row_111_answers_differ_from_call_to_call_and_have_few_shapes(
             samplers.append(samples)
             self.rollout = dataclasses.replace(experiment.config.rollout, group_size=samples)
 
+        def answer_on(self, problems: object) -> None: ...
+
         def generate(self, params: Params, prompts: Any, noise: Any) -> Any:
             noises.append((int(noise[0]), int(noise[1])))
             widths.add(prompts.tokens.shape[1])
             rows = self.rollout.group_size
-            return SimpleNamespace(tokens=np.zeros((rows, 3), int), lengths=np.arange(1, rows + 1) % 3), 0.0
+            tokens, lengths = np.zeros((rows, 3), int), np.arange(1, rows + 1) % 3
+            return SimpleNamespace(tokens=tokens, lengths=lengths, sampled=tokens == 0), 0.0
 
     monkeypatch.setattr(one_prompt, "Sampler", Sampler)
     for samples in (1, 1, 2, 3, 3, 4, 5, 8):

@@ -57,7 +57,7 @@ def test_binary_search_finds_every_letter_in_four_guesses_and_jax_answers_as_tex
     for row, (_, _, step) in enumerate(played):
         assert (seen.done[row], seen.reward[row]) == (step.done, step.reward)
         assert step.done or chr(seen.tokens[row, 0]) == step.observation
-    assert seen.count.tolist() == [1] * len(played)
+    assert seen.lengths.tolist() == [1] * len(played)
 
 
 def test_a_turn_that_is_no_letter_ends_the_game_without_reward():
