@@ -47,7 +47,7 @@ config = RunConfig(
     # Five guesses, each with its stop token, and four answers. Turns are short, so all rows wait for the host together.
     rollout=RolloutOptions(group_size=16, max_new_tokens=14, turns=5, turn_tokens=2, draft_length=2, admit=256),
     # Towards the random guesses that the warm-up teaches, so that exploration goes on.
-    loss=LossOptions(kl_coefficient=0.01, kl_estimator="k2"),
+    loss=LossOptions(kl_coefficient=0.03, kl_estimator="k2"),
     policy_optimizer=OptimizerConfig(learning_rate=1e-3, b2=0.99, warmup_steps=10),
     draft_optimizer=OptimizerConfig(learning_rate=2e-3, b2=0.98, warmup_steps=20),
     warmup=WarmupConfig(
