@@ -51,7 +51,7 @@ from specjax import (
     seed_step,
 )
 from specjax.drafters import Drafter
-from specjax.environments import Answer
+from specjax.environments import Answer, at_once
 from specjax.rewards import environment_reward
 from specjax.rollout.admission import prefill
 from specjax.rollout.append import append
@@ -166,16 +166,10 @@ class Quotes:
 
         def step(self, turn: Sequence[int]) -> Future[Answer]:
             start = sum(turn) % (len(self.prompt) - QUOTED)
-            return _done(Answer(self.prompt[start : start + QUOTED], reward=float(turn[0] % 2)))
+            return at_once(Answer(self.prompt[start : start + QUOTED], reward=float(turn[0] % 2)))
 
         def end(self) -> Future[float]:
-            return _done(0.0)
-
-
-def _done(value: Any) -> Future[Any]:
-    future = Future[Any]()
-    future.set_result(value)
-    return future
+            return at_once(0.0)
 
 
 @dataclass(frozen=True)

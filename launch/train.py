@@ -81,7 +81,7 @@ def run(config: RunConfig, reward_of: RewardOf | None = None, local: Local | Non
         LongPhases(directory / UNFINISHED, signals) as long_phases,
     ):
         config = with_commits(config, directory if config.resume else None, starts=True)
-        # `launch.trainer` has hashed functions of its script; of a resumed run it is the code of before.
+        # `launch.trainer` has hashed its caller's functions. On the command line the recorded hash is an earlier one.
         own = None if reward_of is None and local is None else config.reward.code
         codes = own, code_of_modules([*config.reward.names, *config.environment.names])
         config = override(config, {"reward.code": "+".join(filter(None, codes)) or None})

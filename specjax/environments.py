@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from specjax.types import Ending, Prompts, PyTree
+
+T = TypeVar("T")
 
 
 class Observation(NamedTuple):
@@ -97,3 +99,10 @@ class HostEnvironment(Protocol):
     def begin(self, problem: int, seed: int) -> Episode:
         """Begin an episode. problem: `Prompts.id`. seed: 64 bits, of the sequence."""
         ...
+
+
+def at_once(value: T) -> Future[T]:
+    """Return a future that holds the value, for an episode that answers without waiting."""
+    future = Future[T]()
+    future.set_result(value)
+    return future

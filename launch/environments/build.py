@@ -12,8 +12,8 @@ from launch.cli.functions import load_function, refusing_errors
 from launch.data.problems import Problem
 from launch.data.tokenizers import HuggingFaceTokenizer, Tokenizer
 from launch.environments.calls import FORMATS, format_of
-from launch.environments.episodes import Episodes
 from launch.environments.joint import Joint
+from launch.environments.limited import LimitedEpisodes
 from launch.environments.processes import ProcessEpisodes
 from launch.environments.schema import tool_schemas
 from launch.environments.threads import ThreadEpisodes
@@ -117,7 +117,7 @@ def _check_host(config: RunConfig, owner: str) -> None:
 
 def _with_tools(
     config: RunConfig, tokenizer: Tokenizer, functions: Sequence[Callable[..., Any]], is_local: bool
-) -> tuple[Episodes, Callable[[Sequence[int]], str], Joint]:
+) -> tuple[LimitedEpisodes, Callable[[Sequence[int]], str], Joint]:
     options = config.environment
     shown, template = _show_tools(config, tokenizer, functions)
     calls = options.calls or format_of(template)
@@ -133,7 +133,7 @@ def _with_tools(
 
 def _of_text(
     config: RunConfig, tokenizer: Tokenizer, made: Any, make: Callable[[], Any], is_local: bool
-) -> tuple[Episodes, Callable[[Sequence[int]], str], Joint]:
+) -> tuple[LimitedEpisodes, Callable[[Sequence[int]], str], Joint]:
     options = config.environment
     joint = Joint(tokenizer, limit=options.answer_tokens, roles=getattr(made, "roles", ("user",)))
     limits = options.call_limit_s, options.episode_limit_s

@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from launch.environments.answers import Failure, Step
 from launch.environments.checked import Answer, CallName
+from specjax.environments import at_once
 
 T = TypeVar("T")
 
@@ -68,9 +69,7 @@ class LimitedEpisodes(ABC):
         with self._lock:
             if not self._closed:
                 return asyncio.run_coroutine_threadsafe(call(), self._loop)
-        answered = Future[T | Failure]()
-        answered.set_result(Failure("failed", CLOSED))
-        return answered
+        return at_once(Failure("failed", CLOSED))
 
     def close(self) -> None:
         """End all episodes. Calls that wait are answered by a failure."""
@@ -100,7 +99,11 @@ class LimitedEpisodes(ABC):
 
 
 class LimitedEpisode:
-    """One episode of `LimitedEpisodes`."""
+    """One completion's conversation with an environment of its own, in `LimitedEpisodes`.
+
+    Its calls run one after the other, in the order in which they are made, beside calls of other episodes. A failure is
+    the answer to all later calls. `end` must be called in any case.
+    """
 
     def __init__(self, episodes: LimitedEpisodes, problem: dict[str, Any], seed: int) -> None:
         self._episodes, self._host = episodes, episodes.new_host()

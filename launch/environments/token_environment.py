@@ -9,8 +9,8 @@ from typing import Any
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from launch.environments.answers import Failure, Step
-from launch.environments.episodes import Episode, Episodes
 from launch.environments.joint import Joint
+from launch.environments.limited import LimitedEpisode, LimitedEpisodes
 from launch.errors import ConfigError, one_line
 from launch.rewards.host_scorer import as_object
 from specjax.environments import Answer
@@ -52,7 +52,7 @@ class TokenEnvironment:
 
     width: int
     problems: Sequence[Problem]
-    episodes: Episodes
+    episodes: LimitedEpisodes
     read: Callable[[Sequence[int]], str]
     joint: Joint
     reports: Reports
@@ -66,7 +66,7 @@ class TokenEpisode:
     """A `specjax.environments.Episode` around an episode in text."""
 
     environment: TokenEnvironment
-    episode: Episode
+    episode: LimitedEpisode
 
     def step(self, turn: Sequence[int]) -> Future[Answer]:
         return _Read(self.episode.step(self.environment.read(turn)), lambda step: self._answer(step, turn))

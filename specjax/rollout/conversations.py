@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from specjax.environments import Answer, Episode, HostEnvironment
+from specjax.environments import Answer, Episode, HostEnvironment, at_once
 from specjax.types import Ending
 
 logger = logging.getLogger(__name__)
@@ -102,9 +102,7 @@ class Conversations:
     def _step(self, row: int, turn: Sequence[int]) -> Future[Answer]:
         if row in self._episodes:
             return self._episodes[row].step(turn)
-        nobody = Future[Answer]()
-        nobody.set_result(Answer(ending=Ending.STOP))
-        return nobody
+        return at_once(Answer(ending=Ending.STOP))
 
     def _end(self, rows: set[int]) -> None:
         self._ends |= {row: self._episodes[row].end() for row in rows}

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from launch.environments.answers import Failure, Step
-from launch.environments.episodes import Episode
-from launch.environments.limited import CLOSED
+from launch.environments.limited import CLOSED, LimitedEpisode
 from launch.environments.processes import ProcessEpisodes
 from launch.errors import ConfigError
 from launch.jobs.guarded import PRINTED_LINES
@@ -35,14 +34,14 @@ def episodes() -> Iterator[ProcessEpisodes]:
         yield episodes
 
 
-def text(episode: Episode, turn: str) -> str:
+def text(episode: LimitedEpisode, turn: str) -> str:
     """Return the text that a step answers."""
     step = episode.step(turn).result()
     assert isinstance(step, Step) and isinstance(step.observation, str), step
     return step.observation
 
 
-def number(episode: Episode, turn: str) -> int:
+def number(episode: LimitedEpisode, turn: str) -> int:
     return int(text(episode, turn))
 
 

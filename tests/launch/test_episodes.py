@@ -1,4 +1,4 @@
-"""Episodes of environments on the host, in threads of this process and in processes of their own."""
+"""LimitedEpisodes of environments on the host, in threads of this process and in processes of their own."""
 
 import re
 import subprocess
@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from launch.environments.answers import Failure, Step, TextEnvironment
-from launch.environments.episodes import Episodes
-from launch.environments.limited import CLOSED, OVER
+from launch.environments.limited import CLOSED, OVER, LimitedEpisodes
 from launch.environments.processes import ProcessEpisodes
 from launch.environments.threads import ThreadEpisodes
 from tests.launch import sample_environments
@@ -23,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PLENTY_S = 60.0
 MUST_BE_MESSAGES = 'must be text, or messages of JSON with "role" and "content"'
 
-Start = Callable[[str], Episodes]
+Start = Callable[[str], LimitedEpisodes]
 
 
 @pytest.fixture(scope="module", params=["threads", "processes"])
@@ -31,7 +30,7 @@ def start(request: pytest.FixtureRequest) -> Iterator[Start]:
     """Return a function from the name of an environment to its episodes. They are shared, and closed at the end."""
     started: dict[str, Any] = {}
 
-    def start(name: str) -> Episodes:
+    def start(name: str) -> LimitedEpisodes:
         if name not in started:
             if request.param == "threads":
                 started[name] = ThreadEpisodes(getattr(sample_environments, name), PLENTY_S, PLENTY_S)
@@ -46,7 +45,7 @@ def start(request: pytest.FixtureRequest) -> Iterator[Start]:
 
 
 @pytest.fixture
-def episodes(start: Start) -> Episodes:
+def episodes(start: Start) -> LimitedEpisodes:
     return start("ByCommand")
 
 
@@ -58,7 +57,7 @@ def failed(reason: str) -> Failure:
     return Failure("failed", reason)
 
 
-def test_an_environment_gets_the_problem_the_seed_and_all_turns(episodes: Episodes) -> None:
+def test_an_environment_gets_the_problem_the_seed_and_all_turns(episodes: LimitedEpisodes) -> None:
     first, second = episodes.begin(problem(), 7), episodes.begin(problem() | {"answer": "é\n"}, 2**40)
     assert first.step("echo 1").result() == Step("a 7 ['echo 1']")
     assert second.step("echo 1").result() == Step("é\n 1099511627776 ['echo 1']")
@@ -66,7 +65,7 @@ def test_an_environment_gets_the_problem_the_seed_and_all_turns(episodes: Episod
     assert first.end().result() == second.end().result() == 0.0
 
 
-def test_answers_are_steps(episodes: Episodes) -> None:
+def test_answers_are_steps(episodes: LimitedEpisodes) -> None:
     episode = episodes.begin(problem(end="number -2"), 0)
     # Calls that are made before the last one is answered wait for it.
     answers = [episode.step(turn) for turn in ("none", "reward 0.5", "letters é", "messages")]
@@ -84,7 +83,7 @@ def test_begin_and_end_may_be_missing(start: Start) -> None:
     assert episode.step("x").result() == Step("x") and episode.end().result() == 0.0
 
 
-def test_the_problem_of_other_episodes_stays_as_it_is(episodes: Episodes) -> None:
+def test_the_problem_of_other_episodes_stays_as_it_is(episodes: LimitedEpisodes) -> None:
     given = problem()
     episode = episodes.begin(given, 0)
     assert episode.step("change").result() == Step() and given == problem()
@@ -103,7 +102,7 @@ def test_the_problem_of_other_episodes_stays_as_it_is(episodes: Episodes) -> Non
     ],
 )
 def test_an_exception_is_the_answer_to_all_later_calls(
-    episodes: Episodes, turn: str, reason: str, tmp_path: Path
+    episodes: LimitedEpisodes, turn: str, reason: str, tmp_path: Path
 ) -> None:
     """The environment is told of the end all the same."""
     episode, untold = episodes.begin(problem(end=f"touch {tmp_path / 'told'}"), 0), tmp_path / "untold"
@@ -127,7 +126,9 @@ def test_an_exception_is_the_answer_to_all_later_calls(
         ("wrong long", "step: the observation has 9000002 bytes; must have at most 8000000"),
     ],
 )
-def test_a_wrong_answer_is_a_failure_that_says_what_is_allowed(episodes: Episodes, turn: str, reason: str) -> None:
+def test_a_wrong_answer_is_a_failure_that_says_what_is_allowed(
+    episodes: LimitedEpisodes, turn: str, reason: str
+) -> None:
     episode = episodes.begin(problem(), 0)
     assert episode.step(turn).result() == episode.end().result() == failed(reason)
 
@@ -139,7 +140,7 @@ def test_a_wrong_answer_is_a_failure_that_says_what_is_allowed(episodes: Episode
         ("wrong deep", "RecursionError: maximum recursion depth exceeded"),
     ],
 )
-def test_an_observation_that_json_cannot_hold_is_a_failure(episodes: Episodes, turn: str, reason: str) -> None:
+def test_an_observation_that_json_cannot_hold_is_a_failure(episodes: LimitedEpisodes, turn: str, reason: str) -> None:
     episode = episodes.begin(problem(), 0)
     said = episode.step(turn).result()
     assert isinstance(said, Failure) and re.match(reason, said.reason)
@@ -160,7 +161,7 @@ def test_a_failure_of_the_beginning_or_the_end_is_an_answer(start: Start) -> Non
     assert returned.end().result() == failed("begin returned str: 'hello'; must return nothing")
 
 
-def test_episodes_run_beside_each_other(episodes: Episodes, tmp_path: Path) -> None:
+def test_episodes_run_beside_each_other(episodes: LimitedEpisodes, tmp_path: Path) -> None:
     """Each step waits for all the others."""
     begun = [episodes.begin(problem(), seed) for seed in range(16)]
     met = [episode.step(f"meet {tmp_path} 16") for episode in begun]

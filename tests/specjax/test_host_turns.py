@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.environments import Answer
+from specjax.environments import Answer, at_once
 from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rollout.conversations import Conversations, Rows
 from specjax.rollout.make_generate import make_generate
@@ -94,15 +94,10 @@ class OneAnswer:
         return self
 
     def step(self, turn: Sequence[int]) -> Future[Answer]:
-        return self._done(self._answer)
+        return at_once(self._answer)
 
     def end(self) -> Future[float]:
-        return self._done(self._last)
-
-    def _done(self, value: Any) -> Future[Any]:
-        future = Future[Any]()
-        future.set_result(value)
-        return future
+        return at_once(self._last)
 
 
 @pytest.mark.parametrize(

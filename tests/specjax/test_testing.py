@@ -13,7 +13,7 @@ from jaxtyping import Array
 from specjax.drafters import Drafter, EitherDrafter, HistoryDrafter, NGramDrafter, NoDrafter, Proposal
 from specjax.drafters.history import HistoryState
 from specjax.drafters.lookup import Text
-from specjax.environments import Answer, Observation
+from specjax.environments import Answer, Observation, at_once
 from specjax.keys import SeedStep, seed_step
 from specjax.rollout.plan import RolloutConfig
 from specjax.rollout.speculative import speculative_rollout
@@ -257,16 +257,10 @@ class HostCounterEpisode:
         answer = (self._seen + self._turn) % 3
         self._turn, ends = self._turn + 1, self._seen == 3
         self._seen += answer == 2
-        return _done(Answer([answer], ending=Ending.STOP if ends else Ending.GOING))
+        return at_once(Answer([answer], ending=Ending.STOP if ends else Ending.GOING))
 
     def end(self) -> Future[float]:
-        return _done(0.0)
-
-
-def _done(value: Any) -> Future[Any]:
-    future = Future[Any]()
-    future.set_result(value)
-    return future
+        return at_once(0.0)
 
 
 @pytest.mark.parametrize("environment", [Counter(), HostCounter()])
