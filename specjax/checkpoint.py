@@ -336,9 +336,11 @@ def _networks(params: Params) -> dict[str, PyTree]:
 def _to_items(state: TrainState) -> dict[str, PyTree]:
     """Return the two array items of a checkpoint: the networks, and the state without them.
 
-    The networks are apart so that generation can read them alone.
+    The networks are apart so that generation can read them alone. Frozen weights, adapters' base and a teacher, are not
+    saved.
     """
-    return {"params": _networks(state.params), "state": replace(state, params=Params((), (), state.params.memory))}
+    rest = replace(state, params=Params((), (), state.params.memory), teacher=None)
+    return {"params": _networks(state.params), "state": rest}
 
 
 def _on_host(abstract: PyTree) -> PyTree:

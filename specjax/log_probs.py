@@ -88,11 +88,14 @@ class Laws(NamedTuple):
     log_probs: Callable[[Array], Array]
     unembedding: Unembedding | None
 
-    def chunk(self, rows: int, width: int) -> int:
-        """Return the positions of each row to apply `log_probs` to at a time if `width` are read; 0: all."""
+    def chunk(self, rows: int, width: int, networks: int = 1) -> int:
+        """Return the positions of each row to apply `log_probs` to at a time if `width` are read; 0: all.
+
+        networks: number of networks whose laws are computed beside each other.
+        """
         if self.unembedding is None:
             return 0
-        return positions_at_a_time(self.unembedding.vocab_size, rows, width, self.unembedding.logit_chunk)
+        return positions_at_a_time(self.unembedding.vocab_size, networks * rows, width, self.unembedding.logit_chunk)
 
     def for_reads(self, count: int) -> "Laws":
         """Return the same laws, all of them computed now if that fits and is less work than `count` reads a row."""
@@ -101,12 +104,12 @@ class Laws(NamedTuple):
             return self
         return Laws(self.log_probs(self.source), lambda log_p: log_p, None)
 
-    def by_position(self, function: Callable[..., Any], *arrays: Array) -> Any:
+    def by_position(self, function: Callable[..., Any], *arrays: Array, networks: int = 1) -> Any:
         """Return `function(*arrays)`, computed for some positions of every row at a time (specjax.chunks).
 
-        function: treats each position by itself. arrays: [B, N, ..].
+        function: treats each position by itself. arrays: [B, N, ..]. networks: as in `chunk`.
         """
-        return chunks.by_position(function, self.chunk(*arrays[0].shape[:2]), *arrays)
+        return chunks.by_position(function, self.chunk(*arrays[0].shape[:2], networks), *arrays)
 
 
 def laws(params: PyTree, output: PolicyOutput, law: SamplingLaw) -> Laws:
@@ -132,10 +135,14 @@ def token_log_probs(
     policy = laws(params, output, law)
 
     def read(source: Array, tokens: Array) -> tuple[Array, Array]:
-        log_probs = policy.log_probs(source)
-        constant = jax.lax.stop_gradient(log_probs)
-        return pick(log_probs, tokens), -jnp.sum(jnp.exp(constant) * constant, axis=-1)
+        return drawn_and_entropy(policy.log_probs(source), tokens)
 
     if at is None:
         return policy.by_position(read, policy.source[:, :-1], tokens[:, 1:])
     return policy.by_position(read, tokens_at(policy.source, jnp.maximum(at - 1, 0)), tokens_at(tokens, at))
+
+
+def drawn_and_entropy(log_probs: Float[Array, "... V"], tokens: Int[Array, "..."]) -> tuple[Array, Array]:
+    """Return the log-probs of tokens, and the entropies of the laws, which have no gradient."""
+    constant = jax.lax.stop_gradient(log_probs)
+    return pick(log_probs, tokens), -jnp.sum(jnp.exp(constant) * constant, axis=-1)

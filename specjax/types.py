@@ -79,6 +79,7 @@ class TrainState:
         params:     Parameters of both networks.
         optimizer:  Optimiser states, arranged like the parameters.
         reference:  Policy parameters that KL is measured against, never updated; {} for `params.base`; or None.
+        teacher:    Parameters of a teacher that is a network of its own, never updated; None without.
         drafting:   State from which draft lengths are chosen (specjax.cost.Drafting); None if there is only one length.
         adaptation: State that controls draft training (specjax.train.draft.schedule); None without a draft to train.
         ahead:      Rollouts that wait for their updates (specjax.asynchronous), oldest first; on their own mesh.
@@ -90,6 +91,7 @@ class TrainState:
     params: Params
     optimizer: Params
     reference: PyTree | None
+    teacher: PyTree | None = None
     drafting: PyTree | None = None
     adaptation: PyTree | None = None
     ahead: "tuple[Ahead, ...]" = ()

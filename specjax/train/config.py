@@ -14,6 +14,7 @@ from specjax.train.ladder import check_ladder
 from specjax.train.loss import LossConfig
 from specjax.train.optimizer import OptimizerConfig
 from specjax.train.selection import SelectionConfig
+from specjax.train.teacher import TeacherConfig
 from specjax.train.updates import UpdateConfig
 from specjax.types import Policy
 
@@ -28,6 +29,7 @@ class TrainConfig(Options):
         selection:           Which of them are trained on.
         advantage:           Rewards to advantages.
         loss:                The policy's loss.
+        teacher:             Distillation from a teacher.
         policy_optimizer:    Optimiser of the policy.
         draft_optimizer:     Optimiser of the draft.
         updates:             Updates per rollout.
@@ -47,6 +49,7 @@ class TrainConfig(Options):
     selection: SelectionConfig = field(default_factory=SelectionConfig)
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     policy_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     draft_optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=1e-4))
     updates: UpdateConfig = field(default_factory=UpdateConfig)
@@ -111,7 +114,7 @@ class TrainConfig(Options):
 def check_groups(config: TrainConfig) -> None:
     """Raise ValueError if a reward has no other of its group to be compared with: all advantages would be 0."""
     size, baseline = config.rollout.group_size, config.advantage.baseline
-    if size == 1 and baseline != "batch":
+    if size == 1 and baseline != "batch" and config.teacher.learns_from_rewards:
         raise ValueError(
             f"rollout.group_size = {size}: must be at least 2 with advantage.baseline = {baseline}; a sample that is "
             "alone in its group has advantage 0"

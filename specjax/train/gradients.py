@@ -24,6 +24,7 @@ from specjax.train.loss import LossInputs, per_token_loss, token_weights
 from specjax.train.loss_context import LossContext
 from specjax.train.loss_sums import PolicySums, Sums, reduce_sums, sum_policy
 from specjax.train.routing import routed, sum_routing
+from specjax.train.teacher import sum_teacher, with_divergence, with_teacher_cost
 from specjax.types import Params, PolicyOutput, PyTree
 
 
@@ -33,18 +34,20 @@ def accumulate(
     batch: TrainBatch,
     draft_due: bool | Bool[Array, ""] = True,
     replay: Sequences | None = None,
+    teacher: PyTree = None,
 ) -> tuple[Params, Sums]:
     """Return the gradients of the policy's and the draft's loss, each normalised over the whole batch, and sums.
 
     draft_due: False: nothing of the draft is computed; its gradient and sums are zero. It may be traced.
     replay:    rows of earlier rollouts, [n, R, ..], over which the draft's gradient is taken too. The sums are those of
                `batch` alone.
+    teacher:   the teacher's parameters; None if it has the policy's own.
     """
     weight = token_weights(batch.trained, context.loss.aggregate, context.budget or batch.tokens.shape[1])
     draft_tokens = jnp.maximum(jnp.sum(batch.completion, dtype=jnp.float32), 1.0)
     if replay is not None:
         draft_tokens += jnp.sum(replay.completion, dtype=jnp.float32)
-    run = partial(microbatch_gradients, context, params, draft_tokens, draft_due)
+    run = partial(microbatch_gradients, context, params, teacher, draft_tokens, draft_due)
     weights = [weight]
     if context.policy.mixture is not None:
         weights.append(token_weights(routed(batch), "sequence", batch.tokens.shape[1]))
@@ -66,6 +69,7 @@ def accumulate(
 def microbatch_gradients(
     context: LossContext,
     params: Params,
+    teacher: PyTree,
     draft_tokens: Float[Array, ""],
     draft_due: bool | Bool[Array, ""],
     batch: TrainBatch,
@@ -73,11 +77,11 @@ def microbatch_gradients(
 ) -> tuple[Params, Sums]:
     """Return the contribution of one microbatch to both gradients, and its sums.
 
-    weights: those of `weighted_policy_loss`. draft_tokens: divisor of the draft's loss.
+    weights: those of `weighted_policy_loss`. teacher: as in `accumulate`. draft_tokens: divisor of the draft's loss.
     """
     with jax.named_scope("policy_gradient"):
         differentiate = jax.grad(weighted_policy_loss, argnums=1, has_aux=True)
-        policy, (output, policy_sums) = differentiate(context, params.policy, params.base, batch, *weights)
+        policy, (output, policy_sums) = differentiate(context, params.policy, params.base, teacher, batch, *weights)
     if not jax.tree.leaves(params.draft):
         return Params(policy, params.draft), Sums(policy_sums, no_draft_sums())
     with jax.named_scope("draft_gradient"):
@@ -93,22 +97,28 @@ def weighted_policy_loss(
     context: LossContext,
     trained: PyTree,
     base: PyTree,
+    teacher: PyTree,
     batch: TrainBatch,
     weight: Float[Array, "R S"],
     balance_weight: Float[Array, "R S"] | None = None,
 ) -> tuple[Float[Array, ""], tuple[PolicyOutput, PolicySums]]:
     """Return the policy's loss over a microbatch, its forward and its sums; only the loss is differentiable.
 
-    trained, base: `policy` and `base` of the parameters. weight: weight of each token in the loss. balance_weight:
-    likewise in the routers' (`sum_routing`).
+    trained, base: `policy` and `base` of the parameters. teacher: as in `accumulate`. weight: weight of each token in
+    the loss. balance_weight: likewise in the routers' (`sum_routing`).
     """
     weights = joined(Params(trained, {}, base=base)).policy
     output = context.forward(weights, batch)
     place = batch.places(context.budget)
-    theta, entropy = token_log_probs(weights, output, batch.tokens, context.law, place)
-    inputs = loss_inputs(theta, batch, place)
+    if context.teacher is None:
+        compared, (theta, entropy) = None, token_log_probs(weights, output, batch.tokens, context.law, place)
+    else:
+        compared = context.compare(weights, output, teacher, batch, place)
+        theta, entropy = compared.theta, compared.entropy
+    inputs = with_teacher_cost(loss_inputs(theta, batch, place), compared, context.distillation)
     each = per_token_loss(context.loss_fn, inputs, context.loss)
-    loss = jnp.sum(each.loss * tokens_at(weight, place))
+    by_token = with_divergence(each.loss, inputs.mask, compared, context.distillation)
+    loss = jnp.sum(by_token * tokens_at(weight, place))
     router = None
     if output.routing is not None and balance_weight is not None:
         router = sum_routing(output.routing, batch, balance_weight)
@@ -117,6 +127,9 @@ def weighted_policy_loss(
     current = None if batch.current is None else tokens_at(batch.current, place)
     sums = sum_policy(*jax.lax.stop_gradient((inputs, loss, entropy, each.metrics)), context.loss, current)
     sums = sums._replace(router=jax.lax.stop_gradient(router))
+    if compared is not None:
+        stops = jnp.isin(tokens_at(batch.tokens, place), jnp.array(context.stop_tokens, jnp.int32))
+        sums = sums._replace(teacher=sum_teacher(jax.lax.stop_gradient(compared), inputs.mask, stops))
     return loss, (jax.lax.stop_gradient(output), sums)
 
 

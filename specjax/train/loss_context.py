@@ -2,14 +2,18 @@
 
 from dataclasses import dataclass
 
+import jax
+from jaxtyping import Array, Int
+
 from specjax.drafters import Drafter
 from specjax.drafters.base import Anchors
-from specjax.log_probs import teacher_forced
+from specjax.log_probs import laws, teacher_forced
 from specjax.sampling import SamplingLaw
-from specjax.shared_prompts import shared_prompts
+from specjax.shared_prompts import SharedPrompts, shared_prompts
 from specjax.train.batch import Sequences
 from specjax.train.draft.anchors import draw_anchors, every_anchor
 from specjax.train.loss import LossConfig, LossFn, policy_loss
+from specjax.train.teacher import Compared, TeacherConfig, compare
 from specjax.types import Policy, PolicyOutput, PyTree
 from specjax.verify import Verifier, VerifierName
 
@@ -31,6 +35,9 @@ class LossContext:
         anchors:      completion tokens of each row at which the draft learns; 0 for all.
         samples:      successive rows that begin with the same prompt, which the policy computes once. Above 1, with a
                       budget and without a ladder.
+        teacher:      the teacher's network; None without one.
+        distillation: options of learning from it.
+        stop_tokens:  tokens that end a completion.
     """
 
     policy: Policy
@@ -46,15 +53,35 @@ class LossContext:
     train_draft: bool = True
     anchors: int = 0
     samples: int = 1
+    teacher: Policy | None = None
+    distillation: TeacherConfig = TeacherConfig()
+    stop_tokens: tuple[int, ...] = ()
 
     def forward(self, weights: PyTree, sequences: Sequences) -> PolicyOutput:
         """Run the policy over whole rows."""
         routes = sequences.routes if self.loss.routing == "replay" else None
-        shared = None
-        if self.samples > 1:
-            assert self.budget is not None and not self.ladder
-            shared = shared_prompts(sequences.completion, self.budget, self.samples)
+        shared = self._shared(self.policy, sequences)
         return teacher_forced(self.policy, weights, sequences.tokens, self.logit_chunk, routes, shared)
+
+    def compare(
+        self, weights: PyTree, output: PolicyOutput, teacher: PyTree, sequences: Sequences, place: Int[Array, "R N"]
+    ) -> Compared:
+        """Run the teacher over whole rows, and compare the policy with it at the tokens at `place`.
+
+        output: of the policy with these weights. teacher: the teacher's; None: the same weights.
+        """
+        assert self.teacher is not None
+        frozen = jax.lax.stop_gradient(weights if teacher is None else teacher)
+        shared = self._shared(self.teacher, sequences)
+        forward = teacher_forced(self.teacher, frozen, sequences.tokens, self.logit_chunk, shared=shared)
+        both = laws(weights, output, self.law), laws(frozen, forward, self.law)
+        return compare(*both, sequences.tokens, place, self.distillation)
+
+    def _shared(self, policy: Policy, sequences: Sequences) -> SharedPrompts | None:
+        if self.samples == 1 or not policy.packs:
+            return None
+        assert self.budget is not None and not self.ladder
+        return shared_prompts(sequences.completion, self.budget, self.samples)
 
     def anchors_of(self, sequences: Sequences) -> Anchors:
         """Draw the anchors of rows that have keys, or return all completion tokens if none are to be drawn."""

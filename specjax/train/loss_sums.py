@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool, Float
 from specjax.train.draft.loss import DraftSums
 from specjax.train.loss import LossConfig, LossInputs, kl_estimate
 from specjax.train.routing import RouterSums
+from specjax.train.teacher import TeacherSums
 
 
 class PolicySums(NamedTuple):
@@ -30,6 +31,7 @@ class PolicySums(NamedTuple):
         router:           Those of the routers; None without a mixture of experts.
         current:          Number of tokens and of sequences that gaps are measured of: those of the newest rollout. None
                           without carry-over: all.
+        teacher:          Those of the comparison with a teacher; None without one.
     """
 
     tokens: Array
@@ -46,6 +48,7 @@ class PolicySums(NamedTuple):
     metrics: dict[str, Array]
     router: RouterSums | None = None
     current: tuple[Array, Array] | None = None
+    teacher: TeacherSums | None = None
 
     @property
     def compared(self) -> tuple[Array, Array]:

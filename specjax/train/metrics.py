@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from specjax.train.batch import TrainBatch
+from specjax.train.teacher import TeacherSums
 from specjax.train.updates import Report
 from specjax.types import Ending, Reward, Rollout
 
@@ -126,6 +127,8 @@ def update_metrics(
         }
     if batch.reference is not None:
         metrics["kl/reference"] = policy.kl / policy.tokens
+    if policy.teacher is not None:
+        metrics |= _teacher_metrics(policy.teacher, policy.tokens)
     if policy.router is not None and first.policy.router is not None:
         none = jnp.where(policy.tokens > 0, 0.0, jnp.nan)
         metrics["router/balance_loss"] = policy.router.balance / report.updates + none
@@ -141,6 +144,17 @@ def update_metrics(
         metrics["draft/skipped"] = report.skipped.draft
         metrics["draft/trained"] = jnp.asarray(train_draft, jnp.int32)
     return metrics | {f"loss/{name}": value / policy.tokens for name, value in policy.metrics.items()}
+
+
+def _teacher_metrics(teacher: TeacherSums, tokens: Array) -> Metrics:
+    return {
+        "teacher/divergence": teacher.divergence / tokens,
+        "teacher/reverse_kl": teacher.reverse / tokens,
+        "teacher/forward_kl": teacher.forward / tokens,
+        "teacher/overlap": teacher.overlap / tokens,
+        "teacher/entropy": teacher.entropy / tokens,
+        "teacher/stop_gap": teacher.stop_gap / teacher.stops,
+    }
 
 
 def _ended_metrics(rollout: Rollout) -> Metrics:

@@ -58,12 +58,16 @@ class Stages:
     mesh: Mesh
     rollout_fn: RolloutFn = speculative_rollout
     loss_fn: LossFn = policy_loss
+    # The policy itself, or the network of `TrainState.teacher`, if `config.teacher` has one.
+    teacher: Policy | None = None
     # Rollouts are those of earlier networks, so that they differ from training for no fault.
     lagging: bool = False
     # Nothing is drafted: all phases run at draft length 0, the first one, and rounds of others are not compiled.
     undrafted: bool = False
 
     def __post_init__(self) -> None:
+        if (self.teacher is None) != (self.config.teacher.kind == "none"):
+            raise ValueError(f"teacher.kind = {self.config.teacher.kind}: must be none exactly without a teacher")
         if self.undrafted and self.config.rollout.lengths[0]:
             raise ValueError(
                 f"draft_lengths = {self.config.rollout.lengths}: must begin with 0 for a step without drafts"
@@ -84,6 +88,9 @@ class Stages:
             train_draft=config.draft_training.mode == "online",
             anchors=config.draft_training.anchors,
             samples=config.sharing(self.policy, rows, width - budget),
+            teacher=self.teacher,
+            distillation=config.teacher,
+            stop_tokens=tuple(rollout.stop_tokens),
         )
 
     def prepare(self, params: Params) -> Params:
@@ -205,6 +212,8 @@ class Stages:
     def advantage(self, sequences: ScoredSequences, log_probs: LogProbs) -> TrainBatch:
         """Compute the advantages from the rewards, less the KL cost if that is part of the reward."""
         config, reward = self.config, sequences.reward
+        if not config.teacher.learns_from_rewards:
+            reward = jnp.zeros_like(reward)
         cost = None
         if config.loss.in_reward:
             anchor = sequences.mu if log_probs.old is None else log_probs.old
@@ -226,9 +235,12 @@ class Stages:
 
         # The updates do not carry the frozen base along.
         base, changing = state.params.base, replace(state.params, base=())
+        teacher = base if config.teacher.kind == "base" else state.teacher
+        if config.teacher.kind in ("network", "base") and not teacher:
+            raise ValueError(f"teacher.kind = {config.teacher.kind}: the state has no such parameters")
 
         def gradients(params: Params, batch: TrainBatch, replay: Sequences | None) -> tuple[Params, Sums]:
-            return accumulate(context, replace(params, base=base), batch, due, replay)
+            return accumulate(context, replace(params, base=base), batch, due, replay, teacher)
 
         replay = replay_rows(state)
         if context.anchors:

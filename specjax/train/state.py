@@ -25,6 +25,7 @@ def init_train_state(
     with_reference: bool = False,
     seconds: Seconds | None = None,
     prompts: tuple[int, int] | None = None,
+    teacher: PyTree | None = None,
 ) -> TrainState:
     """Return a fresh state around `params`, which must be on the mesh already. Moments are sharded as their parameters.
 
@@ -32,16 +33,17 @@ def init_train_state(
     seconds:        seconds of a round, for each phase that `lay_out` returns and each of the rollout's draft_lengths;
                     required if draft_lengths is set.
     prompts:        (prompts per step, padded width); required if rollouts are replayed, and with carry-over.
+    teacher:        parameters of a teacher that is a network of its own, on the mesh.
     """
-    abstract = abstract_train_state(params, config, mesh, with_reference, seconds, prompts)
-    made = replace(abstract, params=None)
+    abstract = abstract_train_state(params, config, mesh, with_reference, seconds, prompts, teacher)
+    made = replace(abstract, params=None, teacher=None)
     layout = jax.tree.map(lambda x: x.sharding, made)
 
     @partial(jax.jit, out_shardings=layout)
     def make(params: Params, seconds: Seconds | None) -> TrainState:
         return replace(_initial(config, with_reference, prompts, params, seconds), params=None)
 
-    return replace(make(params, seconds), params=params)
+    return replace(make(params, seconds), params=params, teacher=teacher)
 
 
 def abstract_train_state(
@@ -51,10 +53,11 @@ def abstract_train_state(
     with_reference: bool = False,
     seconds: Seconds | jax.ShapeDtypeStruct | None = None,
     prompts: tuple[int, int] | None = None,
+    teacher: PyTree | None = None,
 ) -> TrainState:
     """Return what `init_train_state` would return, as ShapeDtypeStructs with shardings. Allocates nothing.
 
-    params: arrays, or ShapeDtypeStructs with shardings.
+    params, teacher: arrays, or ShapeDtypeStructs with shardings.
     """
     lengths = config.rollout.draft_lengths
     if lengths and seconds is None:
@@ -81,6 +84,7 @@ def abstract_train_state(
             draft=like(state.optimizer.draft, moment_shardings(optimizers.draft, params.draft, mesh)),
         ),
         reference=like(state.reference, own.policy) if state.reference else state.reference,
+        teacher=None if teacher is None else jax.tree.map(_shape_of, teacher),
         drafting=placed(state.drafting, everywhere),
         adaptation=adaptation,
         carried=placed(state.carried, NamedSharding(mesh, P(BATCH_AXES))),
@@ -114,3 +118,7 @@ def _initial(
         adaptation=init_draft_training(config.draft_training, rows, turns) if jax.tree.leaves(params.draft) else None,
         carried=nothing_carried(config.rollout, prompts),
     )
+
+
+def _shape_of(x: jax.Array | jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)

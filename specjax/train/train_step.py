@@ -195,6 +195,7 @@ def make_train_step(
     mesh: Mesh,
     rollout_fn: RolloutFn = speculative_rollout,
     loss_fn: LossFn = policy_loss,
+    teacher: Policy | None = None,
 ) -> TrainStep:
     """Return `step`, compiled and traced once: `state, rollout, metrics = step(state, prompts)`.
 
@@ -203,6 +204,7 @@ def make_train_step(
     rollout_fn: (policy, drafter, params, prompts, seed_step, config) -> Rollout; it runs on each data shard and sees
                 that shard's prompts alone. Of its Rollout only tokens and lengths are required.
     loss_fn:    (LossInputs, LossConfig) -> LossOutput, the policy's loss for each token (specjax.train.loss).
+    teacher:    the network of `TrainState.teacher`, or with `config.teacher.kind` base or self the policy.
 
     Raises ValueError if samples are compared within groups of one. The state is donated: parameters and moments are
     updated in place. A call raises ValueError if the prompts or the
@@ -213,4 +215,4 @@ def make_train_step(
     check_groups(config)
     check_mixture(config, policy)
     check_carry_over(config.rollout, drafter)
-    return TrainStep(Stages(policy, drafter, reward_fn, config, mesh, rollout_fn, loss_fn))
+    return TrainStep(Stages(policy, drafter, reward_fn, config, mesh, rollout_fn, loss_fn, teacher))
