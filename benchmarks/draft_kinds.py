@@ -37,7 +37,6 @@ from models.drafts.block import init_block
 from specjax.drafters import Drafter
 from specjax.options import DraftLength, NonNegative, Options, Positive
 from specjax.rewards import RewardFn
-from specjax.train.stages import Stages
 from specjax.train.timed_step import StagedStep
 from specjax.types import Params, PyTree
 
@@ -150,9 +149,7 @@ def starts(config: RunConfig, args: KindsArgs) -> dict[str, Start]:
 def stepper(start: Start, reward_fn: RewardFn) -> Callable[[int], dict[str, float]]:
     """Return a function that takes the arm's next step, whatever its number, and returns what the tables need of it."""
     experiment = start.experiment
-    functions = experiment.rollout_fn, experiment.loss_fn
-    policy, config, mesh = experiment.networks.policy, experiment.config, experiment.mesh
-    step = StagedStep(Stages(policy, start.drafter, reward_fn, config, mesh, *functions))
+    step = StagedStep(replace(experiment.stages(reward_fn), drafter=start.drafter))
     # Copied, because steps donate their state and arms share a policy.
     trained = replace(start.params, base=())
     state = fresh_state(experiment, replace(jax.tree.map(jnp.copy, trained), base=start.params.base), None)

@@ -129,7 +129,7 @@ def main(argv: list[str]) -> int:
     runs: dict[tuple[int, int], LagRun] = {}
     if options.json is not None and options.json.exists():
         runs = {(run["lag"], run["seed"]): LagRun(**run) for run in json.loads(options.json.read_text())}
-    experiment = build_experiment(recipe(options.steps), asynchronous=True)
+    experiment = build_experiment(recipe(options.steps), takes_steps=True)
     print(format_provenance("benchmarks.lag"))
     params, evaluate, before = begin(experiment)
     print(f"{options.steps} steps; accuracy on held-out prompts before: {before:.1%}", flush=True)

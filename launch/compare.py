@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     args, config, files = with_step(args), with_commits(config, args.checkpoint), {"json": args.json}
     with StopSignals(console.print) as signals, long_phases_beside(files, signals, config, args):
         config = replace(config, rollout=args.rollout(config.rollout, most_drafted(config.draft)))
-        compare(build_experiment(config, asynchronous=True), args)
+        compare(build_experiment(config, takes_steps=True), args)
     return 0
 
 

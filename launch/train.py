@@ -86,7 +86,7 @@ def run(config: RunConfig, reward_of: RewardOf | None = None, local: Local | Non
         codes = own, code_of_modules([*config.reward.names, *config.environment.names])
         config = override(config, {"reward.code": "+".join(filter(None, codes)) or None})
         check_resumable(directory, config)
-        experiment = build_experiment(config, asynchronous=True, local=local)
+        experiment = build_experiment(config, takes_steps=True, local=local)
         with (make_pool(experiment.config) if reward_of is None else None) or nullcontext() as pool:
             reward_of = reward_of or scoring_of(experiment.config.reward, pool)
             rewards = [reward_of(problems, experiment.tokenizer) for problems in experiment.problems]

@@ -109,7 +109,7 @@ class Laws(NamedTuple):
 
         function: treats each position by itself. arrays: [B, N, ..]. networks: as in `chunk`.
         """
-        return chunks.by_position(function, self.chunk(*arrays[0].shape[:2], networks), *arrays)
+        return chunks.by_position(function, self.chunk(*arrays[0].shape[:2], networks=networks), *arrays)
 
 
 def laws(params: PyTree, output: PolicyOutput, law: SamplingLaw) -> Laws:

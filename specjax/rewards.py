@@ -75,6 +75,12 @@ def with_returns(reward: RewardFn) -> RewardFn:
     return scored
 
 
+def no_reward(rollout: Rollout, prompts: Prompts) -> Reward:
+    """Return a reward of 0 for every sequence, for a policy that learns only from a teacher."""
+    zeros = jnp.zeros(rollout.lengths.shape, jnp.float32)
+    return Reward(zeros, zeros)
+
+
 def environment_reward(rollout: Rollout, prompts: Prompts) -> Reward:
     """Return a reward of 0, to which `with_returns` adds the environment's. A return above 0.5 counts as correct."""
     assert rollout.returns is not None

@@ -38,7 +38,6 @@ from specjax.rollout.plan import Phase, RolloutConfig
 from specjax.rollout.rounds import Decoding, RoundState
 from specjax.sampling import SamplingLaw
 from specjax.testing.hlo import Instruction, Program, collectives
-from specjax.train.stages import Stages
 from specjax.train.train_step import TrainStep
 from specjax.types import Params, Prompts, PyTree
 from specjax.verify import VERIFIERS
@@ -143,9 +142,7 @@ def rounds(
 def step(recipe: str) -> BenchSection:
     """Compile a training step of the recipe, whose reward must be traced, and count what the whole program holds."""
     experiment = build_experiment(load_recipe(recipe))
-    config, networks, mesh = experiment.config, experiment.networks, experiment.mesh
-    reward = make_reward(None, experiment.problems.train, experiment.tokenizer)
-    stages = Stages(networks.policy, networks.drafter, reward, config, mesh, experiment.rollout_fn, experiment.loss_fn)
+    stages = experiment.stages(make_reward(None, experiment.problems.train, experiment.tokenizer))
     start = time.perf_counter()
     compiled = TrainStep(stages).lower(abstract_state(experiment), next(experiment.train_batches())).compile()
     seconds, program = time.perf_counter() - start, Program(str(compiled.as_text()))

@@ -14,6 +14,7 @@ from configs.schema.model import ModelConfig
 from configs.schema.records import CheckpointConfig, EvalConfig, LogConfig, SpeedupConfig
 from configs.schema.rewards import LengthConfig, RewardConfig
 from configs.schema.run import RunConfig
+from configs.schema.teacher import TeacherOptions
 from models.config import DecoderConfig
 from models.lora import LoraConfig
 from specjax.parallel.mesh import MeshConfig

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from specjax.options import NonNegative, Options, Positive, above, at_least, at_most, show
 
-TRACED, ENVIRONMENT = "exact_traced", "environment"
+TRACED, ENVIRONMENT, NO_REWARD = "exact_traced", "environment", "none"
 # Scorers within the program, which read no text.
-ON_DEVICE = TRACED, ENVIRONMENT
+ON_DEVICE = TRACED, ENVIRONMENT, NO_REWARD
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class RewardConfig(Options):
         scorer:       Main scorer; a completion is correct above 0.5. exact: text after the last # equals the answer;
                       math: math-verify; regex: see pattern; format: see format; exact_traced: exact on the device,
                       without other scorers; environment: only what the environment gives, which is added to every
-                      scorer's reward; or package.module:name, (completion, answer or problem) -> number.
+                      scorer's reward; none: no reward and no answers, with a teacher; or package.module:name,
+                      (completion, answer or problem) -> number.
         also:         Scorers to add to the main one: those above, or length. Each is logged as reward/NAME.
         weights:      Weight of each scorer, main first. Empty: all 1.
         pattern:      Regular expression of the scorer regex. The group of its last match must equal the answer; without

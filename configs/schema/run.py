@@ -11,7 +11,8 @@ from configs.schema.functions import LossOptions, RolloutOptions
 from configs.schema.hosts import HostsConfig
 from configs.schema.model import ModelConfig
 from configs.schema.records import CheckpointConfig, EvalConfig, LogConfig, SpeedupConfig
-from configs.schema.rewards import ENVIRONMENT, RewardConfig
+from configs.schema.rewards import ENVIRONMENT, NO_REWARD, RewardConfig
+from configs.schema.teacher import TeacherOptions
 from models.lora import LoraConfig
 from specjax.options import NonNegative, Positive
 from specjax.parallel.mesh import MeshConfig
@@ -57,6 +58,7 @@ class RunConfig(TrainConfig):
     reward: RewardConfig = field(default_factory=RewardConfig)
     rollout: RolloutOptions = field(default_factory=RolloutOptions)
     loss: LossOptions = field(default_factory=LossOptions)
+    teacher: TeacherOptions = field(default_factory=TeacherOptions)
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
     distill: DistillConfig = field(default_factory=DistillConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
@@ -65,7 +67,7 @@ class RunConfig(TrainConfig):
     speedup: SpeedupConfig = field(default_factory=SpeedupConfig)
 
     def __post_init__(self) -> None:
-        for name, kind in (("rollout", RolloutOptions), ("loss", LossOptions)):
+        for name, kind in (("rollout", RolloutOptions), ("loss", LossOptions), ("teacher", TeacherOptions)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{name} = {getattr(self, name)}: must be {kind.__name__} of configs.schema")
         super().__post_init__()
@@ -76,6 +78,7 @@ class RunConfig(TrainConfig):
             raise ValueError(f"asynchronous.lag = {lag}: must be less than steps = {self.steps}")
         self._check_undrafted()
         self._check_environment()
+        self._check_teacher()
         if self.lora.enabled:
             self._check_lora()
         if self.rollout.verifier not in VERIFIERS:
@@ -110,6 +113,25 @@ class RunConfig(TrainConfig):
         ):
             if value is not None:
                 raise ValueError(f"{name} = {value}: must be None with an environment")
+
+    def _check_teacher(self) -> None:
+        """Raise ValueError for a teacher that cannot be, and for a run that learns from neither teacher nor rewards."""
+        teacher = self.teacher
+        if teacher.kind == "base" and not self.lora.enabled:
+            raise ValueError("teacher.kind = base: must be network without lora; adapters can be left out, no weights")
+        if teacher.kind != "none" and not (teacher.rewards or teacher.weight):
+            raise ValueError(f"teacher.weight = {teacher.weight}: must be above 0 with teacher.rewards = False")
+        if self.reward.scorer != NO_REWARD:
+            return
+        if not teacher.learns_from_teacher:
+            raise ValueError("reward.scorer = none: must be a scorer without a teacher to learn from")
+        for name, value, allowed in (
+            ("eval.every", self.eval.every, 0),
+            ("selection.groups", self.selection.groups, 0),
+            ("reward.thinking", self.reward.thinking, ()),
+        ):
+            if value != allowed:
+                raise ValueError(f"{name} = {value}: must be {allowed} with reward.scorer none")
 
     def _check_lora(self) -> None:
         """Raise ValueError for options that have no meaning with adapters."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.schema import RunConfig
-from configs.schema.rewards import TRACED
+from configs.schema.rewards import NO_REWARD, TRACED
 
 # Learning rate of adapters, as a multiple of that of all weights (Thinking Machines, "LoRA Without Regret", 2025).
 LORA_RATE = 10
@@ -17,6 +17,8 @@ def with_consequences(recipe: RunConfig, values: Mapping[str, Any]) -> dict[str,
     - Without a draft there is nothing to draft with or to distil.
     - The learning rate of adapters is ten times that of all weights.
     - A scorer within the program compares token ids, and cannot leave thinking out.
+    - Without a scorer nothing tells which completions are correct.
+    - A teacher's path makes it a network of its own.
     """
     draft, follows = recipe.draft, dict[str, Any]()
     if "rollout.draft_length" in values:
@@ -30,6 +32,11 @@ def with_consequences(recipe: RunConfig, values: Mapping[str, Any]) -> dict[str,
         rate = recipe.policy_optimizer.learning_rate * LORA_RATE ** (1 if lora else -1)
         # 1e-06 * 10 is 9.999999999999999e-06.
         follows["policy_optimizer.learning_rate"] = float(f"{rate:.12g}")
-    if values.get("reward.scorer", recipe.reward.scorer) == TRACED:
+    scorer = values.get("reward.scorer", recipe.reward.scorer)
+    if scorer in (TRACED, NO_REWARD):
         follows["reward.thinking"] = ()
+    if scorer == NO_REWARD:
+        follows |= {"eval.every": 0, "selection.groups": 0}
+    if values.get("teacher.path"):
+        follows["teacher.kind"] = "network"
     return follows | dict(values)

@@ -28,6 +28,7 @@ IGNORED = (
     Ignored(("loss.kl_estimator",), {"loss.kl_coefficient": (0,)}),
     Ignored(("hosts.coordinator",), {"hosts.count": (1,)}),
     Ignored(("reward.workers", "reward.time_limit_s"), {"reward.scorer": ON_DEVICE}),
+    Ignored(("teacher",), {"teacher.kind": ("none",)}),
     Ignored(("rollout.turns", "environment"), {"environment.function": (None,), "environment.tools": ((),)}),
 )
 # Other programs may distil where a run would not.

@@ -56,7 +56,7 @@ COMPARE = (
     *(*_PROBLEMS, *_NETWORKS, *_DRAFT_TRAINING, "hosts", "steps", "cost_table", "microbatches", "reference_every"),
     *("allow_truncated_law", "model.remat", "data.prompts", "reward", "selection", "advantage", "loss", *_ROLLOUT),
     *("model.rollout_dtype", "draft.rollout_dtype", "policy_optimizer", "updates", "draft_training", "warmup"),
-    *("asynchronous", *_TURNS),
+    *("asynchronous", "teacher", *_TURNS),
 )
 TRAIN = ("",)
 

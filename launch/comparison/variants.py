@@ -22,9 +22,8 @@ from specjax.rollout.generate import Choice, place
 from specjax.train.config import TrainConfig
 from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.train.metrics import Metrics
-from specjax.train.stages import Stages
 from specjax.train.state import init_train_state
-from specjax.train.timed_step import StagedStep, with_base
+from specjax.train.timed_step import StagedStep, frozen, with_frozen
 from specjax.types import Params, Prompts, Rollout, TrainState
 
 PLAIN, AUTOMATIC = "autoregressive", "automatic"
@@ -81,11 +80,11 @@ class Variant:
     def time_step(self, number: int) -> StepTime:
         """Time step `number` from the initial state, with its prompts and noise. Numbers must ascend.
 
-        The step updates a copy of the state, which is made before the clock starts. A frozen base is not copied.
+        The step updates a copy of the state, which is made before the clock starts. Frozen weights are not copied.
         """
         number += self._first
-        state = jax.tree.map(jnp.copy, with_base(self.start, ()))
-        state = replace(with_base(state, self.start.params.base), step=self._put(np.int32(number)))
+        state = with_frozen(jax.tree.map(jnp.copy, with_frozen(self.start)), *frozen(self.start))
+        state = replace(state, step=self._put(np.int32(number)))
         self._batches.skip_to(number)
         jax.block_until_ready(state)
         start = time.perf_counter()
@@ -138,17 +137,16 @@ def make_variants(
     first:      number of the run's step that is timed first.
     """
     lengths, mesh = experiment.config.rollout.lengths, experiment.mesh
-    policy, drafter = experiment.networks.policy, experiment.networks.drafter
-    config = experiment.step_config
-    plain = plain_config(config)
+    plain = plain_config(experiment.step_config)
     undrafted, with_reference = replace(params, draft={}, memory=()), plain.loss.kl_coefficient > 0
-    plain_state = init_train_state(undrafted, plain, mesh, with_reference=with_reference)
+    teacher = None if experiment.teacher is None else experiment.teacher.params
+    plain_state = init_train_state(undrafted, plain, mesh, with_reference=with_reference, teacher=teacher)
     costs = np.ones((len(experiment.phases), len(lengths)), np.float32) if seconds is None else seconds
     draft_state = fresh_state(experiment, replace(params, memory=experiment.networks.params.memory), costs)
     # Both states share one copy of the policy's optimizer state and reference, to save memory: steps update copies.
     optimizer = replace(draft_state.optimizer, policy=plain_state.optimizer.policy)
     draft_state = replace(draft_state, optimizer=optimizer, reference=plain_state.reference)
-    stages = Stages(policy, drafter, reward_fn, config, mesh, experiment.rollout_fn, experiment.loss_fn)
+    stages = experiment.stages(reward_fn)
     plain_step = StagedStep(replace(stages, drafter=NoDrafter(), config=plain))
     step, prompts = StagedStep(stages), experiment.abstract_prompts(experiment.config.data.prompts)
     plain_step.start_compiling(plain_state, prompts)

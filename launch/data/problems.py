@@ -76,7 +76,7 @@ class Problem:
 def read_problems(
     paths: str | Path | Sequence[str],
     prompt_field: str,
-    answer_field: str,
+    answer_field: str | None,
     solution_field: str | None = None,
     answer_after: str | None = None,
     *,
@@ -90,6 +90,7 @@ def read_problems(
     Answer and solution are text or numbers; a prompt may also be a list of messages. `a.b` names a field within one.
     Null counts as absent within messages, tools and columns.
 
+    answer_field: None: answers are not read, and are "".
     answer_after: a marker, "####" for GSM8K. The answer is the text after its last occurrence in the answer field.
     option:       for error messages. A data set without a split is read from its split train for data.train, and from
                   test for other options.
@@ -101,9 +102,8 @@ def read_problems(
     Raises ConfigError for invalid input; the message names the file, the line if there is one, and the option.
     """
 
-    fields = {"data.prompt_field": prompt_field, "data.answer_field": answer_field}
-    if solution_field is not None:
-        fields["data.solution_field"] = solution_field
+    named = {"prompt_field": prompt_field, "answer_field": answer_field, "solution_field": solution_field}
+    fields = {f"data.{name}": field for name, field in named.items() if field is not None}
 
     own, has_tools = any(":" in name for name in scorers), False
     needed, also = None if own else fields.values(), () if tools_field is None else (tools_field,)
@@ -145,8 +145,10 @@ def _naming(option: str) -> Iterator[None]:
         raise ConfigError(f"{error}; {option} names this field") from None
 
 
-def _answer(record: dict[str, Any], field: str, where: str, after: str | None, *, objects: bool) -> str:
+def _answer(record: dict[str, Any], field: str | None, where: str, after: str | None, *, objects: bool) -> str:
     """Return the answer, after the marker `after` if there is one. objects: without a marker, it may be one."""
+    if field is None:
+        return ""
     if after is None:
         value = field_value(record, field, where)
         return json_text(value) if objects and isinstance(value, dict | list) else text_field(record, field, where)

@@ -25,7 +25,6 @@ from launch.setup.state import abstract_state
 from specjax.asynchronous.step import AsynchronousStep
 from specjax.rewards import HostReward
 from specjax.testing.hlo import Program
-from specjax.train.stages import Stages
 from specjax.train.train_step import TrainStep
 
 CompilerOptions = Mapping[str, Any]
@@ -65,13 +64,12 @@ class Plan:
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
-        config, networks = experiment.config, experiment.networks
+        config = experiment.config
         if config.ladder:
             config = replace(config, ladder=(longest_sequence(config),))
         # `update` takes the scores as an argument, so any reward function serves.
         reward = HostReward(_no_scores, config.reward.parts)
-        functions, rollout_mesh = (experiment.rollout_fn, experiment.loss_fn), experiment.rollout_mesh
-        stages = Stages(networks.policy, networks.drafter, reward, config, experiment.mesh, *functions)
+        stages, rollout_mesh = experiment.stages(reward, config), experiment.rollout_mesh
         self._step = TrainStep(stages) if rollout_mesh is experiment.mesh else AsynchronousStep(stages, rollout_mesh)
         self._state = abstract_state(experiment)
 

@@ -63,6 +63,7 @@ def _resident(state: TrainState) -> Parts:
     return of_networks(state.params) | {
         "moments of the optimisers": bytes_per_device(state.optimizer),
         "reference policy": bytes_per_device(state.reference),
+        "teacher": bytes_per_device(state.teacher),
         "lookup and replay": bytes_per_device((state.params.memory, state.drafting, state.adaptation)),
     }
 
@@ -159,8 +160,8 @@ def _copied(params: Params, copy: Params) -> int:
 def checkpoint_copy(state: TrainState, devices: int) -> int:
     """Return the bytes of a host with so many devices that hold the state while it is written in the background.
 
-    Every distinct part of an array is there once. The frozen weights of adapters are not in a checkpoint.
+    Every distinct part of an array is there once. Frozen weights, of adapters and a teacher, are not in a checkpoint.
     """
-    saved = replace(state, params=replace(state.params, base=()))
+    saved = replace(state, params=replace(state.params, base=()), teacher=None)
     parts = ((min(devices * math.prod(shard_shape(x)), x.size), x.dtype.itemsize) for x in jax.tree.leaves(saved))
     return sum(size * itemsize for size, itemsize in parts)

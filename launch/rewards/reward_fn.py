@@ -10,7 +10,7 @@ import numpy as np
 
 from configs.schema import RewardConfig, RunConfig
 from configs.schema.functions import is_function
-from configs.schema.rewards import ENVIRONMENT, ON_DEVICE, TRACED
+from configs.schema.rewards import ENVIRONMENT, NO_REWARD, ON_DEVICE, TRACED
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from launch.errors import ConfigError
@@ -20,7 +20,7 @@ from launch.rewards.host_scorer import FunctionScorer, HostScorer, as_object
 from launch.rewards.reader import AnswerReader, answer_rule
 from launch.rewards.scorers import FUNCTION, NAMED, load_scorer
 from launch.rewards.workers import CHUNK, RewardPool
-from specjax.rewards import HostReward, RewardFn, drawn, environment_reward
+from specjax.rewards import HostReward, RewardFn, drawn, environment_reward, no_reward
 from specjax.types import Prompts, Reward, Rollout
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ def final_answer_of(config: RewardConfig) -> Callable[[str], str | None] | None:
     It runs in this process without a time limit, so call it only on completions that were scored. A completion on which
     it raises an exception has no answer.
     """
-    if config.scorer.startswith(FUNCTION) or config.scorer == ENVIRONMENT:
+    if config.scorer.startswith(FUNCTION) or config.scorer in (ENVIRONMENT, NO_REWARD):
         return None
     name = "exact" if config.scorer == TRACED else config.scorer
     final_answer = load_scorer(name, config.pattern_of(name)).final_answer
@@ -78,8 +78,9 @@ def final_answer_of(config: RewardConfig) -> Callable[[str], str | None] | None:
 
 def scoring_of(config: RewardConfig, pool: RewardPool | None) -> RewardOf:
     """Return the function from problems to the reward of their completions. pool: that `make_pool` made."""
-    if config.scorer == ENVIRONMENT:
-        return lambda problems, tokenizer: environment_reward
+    on_device = {ENVIRONMENT: environment_reward, NO_REWARD: no_reward}
+    if config.scorer in on_device:
+        return lambda problems, tokenizer: on_device[config.scorer]
     return partial(make_reward, pool)
 
 

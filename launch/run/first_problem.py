@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.schema import RewardConfig
-from configs.schema.rewards import ENVIRONMENT, TRACED
+from configs.schema.rewards import ENVIRONMENT, NO_REWARD, TRACED
 from launch.errors import ConfigError
 from launch.evaluation.one_prompt import as_asked
 from launch.rewards.boxes import boxed
@@ -36,7 +36,7 @@ def describe_first_problem(experiment: Experiment, reward_fn: RewardFn) -> list[
     if (cut := len(asked) - PROMPT_CHARACTERS) > 0:
         half = PROMPT_CHARACTERS // 2
         asked = f"{asked[:half]}\n[.. {cut} characters ..]\n{asked[-half:]}"
-    if experiment.config.reward.scorer == ENVIRONMENT:
+    if experiment.config.reward.scorer in (ENVIRONMENT, NO_REWARD):
         return [asked]
     encoded = dict[str, list[int]]()
     examples = _examples(experiment)

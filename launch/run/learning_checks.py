@@ -30,7 +30,8 @@ class LearningSignal:
     """Observer of steps that warns if nothing was learnt from many steps in a row.
 
     These are steps whose updates had no gradient, and with the built-in loss also those in which no sequence had an
-    advantage: a gradient is then that of a KL term or of routers. A loss of one's own may learn from something else.
+    advantage: a gradient is then that of a KL term or of routers. A loss of one's own may learn from something else,
+    and a teacher teaches without rewards.
     No other metric is alarming.
     """
 
@@ -41,7 +42,8 @@ class LearningSignal:
     def __call__(self, step: DispatchedStep) -> None:
         config, metrics = self._config, step.metrics
         empty = int(metrics["update/empty"]) == config.updates.count
-        if not empty and (config.loss.function is not None or int(metrics[ADVANTAGES]) > 0):
+        learns_otherwise = config.loss.function is not None or config.teacher.learns_from_teacher
+        if not empty and (learns_otherwise or int(metrics[ADVANTAGES]) > 0):
             groups = config.rollout.finished_groups(config.data.prompts)
             self._steps, self._patience = [], max(self._patience, ceil(LEAST_GROUPS / max(groups, 1)))
             return

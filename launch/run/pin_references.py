@@ -24,6 +24,7 @@ READ: dict[str, Kind] = {
     "model.path": "model",
     "draft.path": "model",
     "lora.path": "model",
+    "teacher.path": "model",
     "data.train": "dataset",
     "data.held_out": "dataset",
 }

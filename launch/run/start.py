@@ -17,12 +17,12 @@ from launch.run.summary import measures_costs_later, summarize
 from launch.run.supervised_warmup import warm_up
 from launch.setup.experiment import Experiment
 from launch.setup.state import abstract_state, fresh_state
+from launch.setup.teacher import check_same_teacher
 from specjax.asynchronous.step import AsynchronousStep
 from specjax.checkpoint import Checkpointer
 from specjax.cost import Cell
 from specjax.parallel import processes
 from specjax.rewards import RewardFn
-from specjax.train.stages import Stages
 from specjax.train.timed_step import ProbeStep
 from specjax.train.train_step import TrainStep
 from specjax.types import Params, TrainState
@@ -63,9 +63,7 @@ class Start(NamedTuple):
 
 def make_steps(experiment: Experiment, reward_fn: RewardFn) -> Steps:
     """Return the steps of a run. Nothing is compiled yet."""
-    networks, config = experiment.networks, experiment.step_config
-    functions = networks.policy, networks.drafter, reward_fn, config, experiment.mesh
-    stages = Stages(*functions, experiment.rollout_fn, experiment.loss_fn)
+    config, stages = experiment.step_config, experiment.stages(reward_fn)
     if config.asynchronous.lag is not None:
         return Steps(AsynchronousStep(stages, experiment.rollout_mesh), None, None)
     several = len(config.rollout.lengths) > 1 and config.rollout.lengths[0] == 0
@@ -109,7 +107,7 @@ def resume_from(
 ) -> Start:
     """Continue from the newest checkpoint; restore `pipeline` and `costs`. Frees the networks of `experiment`.
 
-    A checkpoint of adapters does not hold their base: that of `experiment` goes on.
+    A checkpoint holds neither a teacher nor the base of adapters: those of `experiment` go on.
 
     Raises ConfigError if the checkpoint does not fit the run.
     """
@@ -122,6 +120,7 @@ def resume_from(
     except ValueError as error:
         raise ConfigError(f"resume: {error}") from error
     check_base("resume", experiment, checkpoint.extra)
+    check_same_teacher(experiment.teacher, checkpoint.extra)
     # Old checkpoints have no checksum.
     if checkpoint.extra.get("problems", experiment.checksum) != experiment.checksum:
         raise ConfigError(
@@ -133,7 +132,9 @@ def resume_from(
     if costs is not None and checkpoint.state.drafting is not None:
         cells, drafting = [Cell(*cell) for cell in checkpoint.extra["cost_cells"]], checkpoint.state.drafting
         costs.resume(cells, checkpoint.step, drafting)
-    state = replace(checkpoint.state, params=replace(checkpoint.state.params, base=params.base))
+    teacher = None if experiment.teacher is None else experiment.teacher.params
+    params = replace(checkpoint.state.params, base=params.base)
+    state = replace(checkpoint.state, params=params, teacher=teacher)
     compile_step(experiment, steps.fused(drafts=costs is None or costs.used))
     return Start(state, checkpoint.step, checkpoint.extra["accuracy_before"])
 
@@ -144,6 +145,7 @@ def checkpoint_extra(experiment: Experiment, start: Start, costs: CostTable | No
         "accuracy_before": start.accuracy_before,
         "draft_vocabulary": experiment.draft_vocabulary,
         "base": experiment.networks.base_hash,
+        "teacher": None if experiment.teacher is None else experiment.teacher.hash,
         "problems": experiment.checksum,
         "cost_cells": [] if costs is None else costs.cells,
     }

@@ -10,7 +10,7 @@ import jax.extend
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from configs.schema import KINDS, AsynchronousConfig, RolloutOptions, RunConfig
+from configs.schema import KINDS, AsynchronousConfig, RolloutOptions, RunConfig, TeacherOptions
 from launch.cli.functions import load_function
 from launch.data.batches import PromptPipeline, PromptTable, prompt_pipeline
 from launch.data.problems import Problem
@@ -23,16 +23,20 @@ from launch.setup.checks import check_correction, check_divisibility, check_expe
 from launch.setup.lookups import with_lookup
 from launch.setup.networks import Networks, build_networks
 from launch.setup.problems import Problems, build_problems, build_tokenizer, check_sources
+from launch.setup.teacher import Teacher, build_teacher
 from specjax import kernels
 from specjax.asynchronous.weight_transfer import check_sizes
 from specjax.drafters import NoDrafter
 from specjax.parallel.mesh import batch_shards, disjoint_mesh, make_mesh
+from specjax.rewards import RewardFn
 from specjax.rollout.generate import RolloutFn
 from specjax.rollout.plan import Phase, lay_out
 from specjax.rollout.speculative import speculative_rollout
 from specjax.short_repr import short_repr
+from specjax.train.config import TrainConfig
 from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.train.loss import LossFn, policy_loss
+from specjax.train.stages import Stages
 from specjax.types import Params, Prompts
 
 
@@ -49,6 +53,7 @@ class Experiment:
         networks:   policy and draft, with their parameters.
         rollout_fn: generates the completions of a step.
         loss_fn:    the policy's loss.
+        teacher:    what the policy learns from beside rewards; None without one.
         environment_of: problems -> what answers between the turns of their completions; None: they are one turn.
     """
 
@@ -60,6 +65,7 @@ class Experiment:
     networks: Networks
     rollout_fn: RolloutFn = speculative_rollout
     loss_fn: LossFn = policy_loss
+    teacher: Teacher | None = None
     environment_of: EnvironmentOf | None = None
 
     __repr__ = short_repr
@@ -82,6 +88,14 @@ class Experiment:
     def step_config(self) -> RunConfig:
         """The config that training steps are compiled with: with the environment of the training problems."""
         return replace(self.config, rollout=self.rollout_on(self.problems.train))
+
+    def stages(self, reward_fn: RewardFn, config: TrainConfig | None = None) -> Stages:
+        """Return the stages of a training step. config: in place of `step_config`."""
+        networks, teacher = self.networks, None if self.teacher is None else self.teacher.policy
+        return Stages(
+            *(networks.policy, networks.drafter, reward_fn, config or self.step_config, self.mesh),
+            *(self.rollout_fn, self.loss_fn, teacher),
+        )
 
     def rollout_on(self, problems: Sequence[Problem]) -> RolloutOptions:
         """Return the options of rollouts whose prompts' ids are indices into `problems`, with their environment."""
@@ -143,19 +157,19 @@ class Experiment:
 
 
 def build_experiment(
-    config: RunConfig, training: bool = True, asynchronous: bool = False, local: Local | None = None
+    config: RunConfig, training: bool = True, takes_steps: bool = False, local: Local | None = None
 ) -> Experiment:
     """Build the experiment that `config` describes. Raises ConfigError if its sections contradict each other.
 
     training: False reads problems only if the draft may depend on them, because its vocabulary is chosen from them or
     a user function builds it, and skips the checks of how a training step is divided over the mesh.
-    asynchronous: True follows the config's `asynchronous` section, which only runs do.
+    takes_steps: True builds what only training steps need: the meshes of the `asynchronous` section, and the teacher.
     local: the environment of a script or notebook, in place of the config's.
     """
     functions = _load_functions(config)
     checks = [partial(check_correction, config)] if training else []
-    if not asynchronous:
-        config = replace(config, asynchronous=AsynchronousConfig())
+    if not takes_steps:
+        config = replace(config, asynchronous=AsynchronousConfig(), teacher=TeacherOptions())
     request_cpu_devices(config)
     meshes = list[Mesh]()
     checks += [partial(_make_meshes, config, meshes), partial(check_windows, config)]
@@ -174,8 +188,9 @@ def build_experiment(
         networks = build_networks(config, mesh, tokenizer, problems.train)
         check_experts(config, networks)
         phase.finish(note="networks loaded", program="networks")
+        teacher = build_teacher(config, networks, tokenizer, mesh)
     config = _frozen_if_empty(config, networks)
-    return Experiment(config, mesh, rollout_mesh, tokenizer, problems, networks, *functions, environments)
+    return Experiment(config, mesh, rollout_mesh, tokenizer, problems, networks, *functions, teacher, environments)
 
 
 def abstract_experiment(config: RunConfig, mesh: Mesh, rollout_mesh: Mesh | None = None) -> Experiment:
@@ -201,8 +216,8 @@ def abstract_experiment(config: RunConfig, mesh: Mesh, rollout_mesh: Mesh | None
     networks = build_networks(config, mesh, tokenizer, remembered, shapes=True)
     check_experts(config, networks)
     config = _frozen_if_empty(config, networks)
-    unread = Problems(train=[], held_out=[])
-    return Experiment(config, mesh, rollout_mesh, tokenizer, unread, networks, *functions)
+    unread, teacher = Problems(train=[], held_out=[]), build_teacher(config, networks, tokenizer, mesh, shapes=True)
+    return Experiment(config, mesh, rollout_mesh, tokenizer, unread, networks, *functions, teacher)
 
 
 def _with_stops(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from configs.schema import RewardConfig, RunConfig
 from configs.schema.functions import is_function
+from configs.schema.rewards import NO_REWARD
 from launch.cli.functions import load_function, refusing_errors
 from launch.data.arithmetic import ALPHABET, arithmetic
 from launch.data.problems import Problem, describe_leak, describe_repeats, read_problems, split
@@ -181,7 +182,8 @@ def load_problems(paths: str | Sequence[str], config: RunConfig, option: str, di
     distinct: keep one of several equal problems.
     """
     data = config.data
-    fields = data.prompt_field, data.answer_field, data.solution_field, data.answer_after
+    answer_field = None if config.reward.scorer == NO_REWARD else data.answer_field
+    fields = data.prompt_field, answer_field, data.solution_field, data.answer_after
     return read_problems(
         paths,
         *fields,

@@ -53,4 +53,5 @@ def _state_arguments(experiment: Experiment) -> dict[str, Any]:
     return {
         "with_reference": config.loss.kl_coefficient > 0,
         "prompts": (config.data.prompts, experiment.prompt_width),
+        "teacher": None if experiment.teacher is None else experiment.teacher.params,
     }

@@ -179,7 +179,13 @@ def sum_teacher(compared: Compared, mask: Bool[Array, "B N"], stops: Bool[Array,
     def total(x: Array, where: Array = mask) -> Array:
         return jnp.sum(jnp.where(where, x, 0.0))
 
-    of_tokens = compared.divergence, compared.reverse, compared.forward, compared.overlap, compared.teacher_entropy
     stops &= mask
-    gap = total(compared.teacher - compared.theta, stops)
-    return TeacherSums(*map(total, of_tokens), gap, jnp.sum(stops, dtype=jnp.float32))
+    return TeacherSums(
+        divergence=total(compared.divergence),
+        reverse=total(compared.reverse),
+        forward=total(compared.forward),
+        overlap=total(compared.overlap),
+        entropy=total(compared.teacher_entropy),
+        stop_gap=total(compared.teacher - compared.theta, stops),
+        stops=jnp.sum(stops, dtype=jnp.float32),
+    )

@@ -102,13 +102,12 @@ class StagedStep:
         (scores, sequences, metrics), selecting_s = self._timed(programs["select"], rollout, prompts, scores)
         seconds["reward"] = scoring_s + selecting_s
         log_probs, seconds["logprob"] = self._timed(programs["logprob"], state, sequences)
-        base = state.params.base
-        train = with_base(state, ()), base, sequences, log_probs, prompts, rollout
+        kept = frozen(state)
+        train = with_frozen(state), kept, sequences, log_probs, prompts, rollout
         (state, batch, losses), seconds["train"] = self._timed(programs["train"], *train)
-        kept = replace(batch, routes=None)
-        scored = replace(rollout, reward=scores, batch=kept)
+        scored = replace(rollout, reward=scores, batch=replace(batch, routes=None))
         turns = {} if stages.host_turns is None else stages.host_turns.seconds
-        return (with_base(state, base), scored, metrics | losses | turns), seconds
+        return (with_frozen(state, *kept), scored, metrics | losses | turns), seconds
 
     def start_compiling(self, state: TrainState, prompts: Prompts) -> None:
         """Start to compile all stages, beside each other and beside what runs. Arguments as of `TrainStep.lower`."""
@@ -132,7 +131,7 @@ class StagedStep:
         _, sequences, _ = programs["select"].start_compiling(rollout, prompts, scores)
         sequences = shapes_on(rows, sequences)
         log_probs = shapes_on(rows, programs["logprob"].start_compiling(state, sequences))
-        args = with_base(state, ()), state.params.base, sequences, log_probs, prompts, rollout
+        args = with_frozen(state), frozen(state), sequences, log_probs, prompts, rollout
         programs["train"].start_compiling(*args)
 
     def prepare(self, state: TrainState) -> tuple[Params, float]:
@@ -147,7 +146,7 @@ class StagedStep:
     def _make_programs(self, state: TrainState) -> None:
         """Make the programs of the stages. States keep the sharding of this one."""
         stages, rows = self.stages, NamedSharding(self.stages.mesh, P(BATCH_AXES))
-        layout = jax.tree.map(lambda x: x.sharding, with_base(state, ()))
+        layout = jax.tree.map(lambda x: x.sharding, with_frozen(state))
         functions: dict[str, tuple[Callable, dict[str, Any]]] = {
             "generate": (stages.generate, {"out_shardings": rows}),
             "reward": (stages.reward, {"out_shardings": rows}),
@@ -165,20 +164,25 @@ class StagedStep:
     def _train(
         self,
         state: TrainState,
-        base: PyTree,
+        kept: tuple[PyTree, PyTree],
         sequences: ScoredSequences,
         log_probs: LogProbs,
         prompts: Prompts,
         rollout: Rollout,
     ) -> tuple[TrainState, TrainBatch, Metrics]:
         batch = self.stages.advantage(sequences, log_probs)
-        state, losses = self.stages.update(with_base(state, base), batch)
-        return self.stages.remember(with_base(state, ()), prompts, rollout, losses), batch, losses
+        state, losses = self.stages.update(with_frozen(state, *kept), batch)
+        return self.stages.remember(with_frozen(state), prompts, rollout, losses), batch, losses
 
 
-def with_base(state: TrainState, base: PyTree) -> TrainState:
-    """Return the state with `base` as the frozen base of its adapters."""
-    return replace(state, params=replace(state.params, base=base))
+def frozen(state: TrainState) -> tuple[PyTree, PyTree]:
+    """Return what no step changes: the base of adapters, and the teacher."""
+    return state.params.base, state.teacher
+
+
+def with_frozen(state: TrainState, base: PyTree = (), teacher: PyTree = None) -> TrainState:
+    """Return the state with these frozen weights, by default with none: they are then neither donated nor copied."""
+    return replace(state, params=replace(state.params, base=base), teacher=teacher)
 
 
 class ProbeStep:

@@ -56,7 +56,7 @@ def test_row_63_all_refusals_of_a_start_are_shown(options: dict[str, Any], lines
         replace(load_recipe("tiny"), updates=replace(load_recipe("tiny").updates, minibatches=1)), options
     )
     with pytest.raises(ConfigError) as refused:
-        build_experiment(config, asynchronous=True)
+        build_experiment(config, takes_steps=True)
     assert len(refused.value.args) == len(lines), refused.value
     for line, expected in zip(refused.value.args, lines, strict=True):
         assert_refused(line, expected)
@@ -71,4 +71,4 @@ def test_row_63_the_pattern_of_the_docs_passes(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("launch.setup.experiment.build_tokenizer", stop)
     options = {"asynchronous.rollout_mesh.data": 2, "mesh.data": 3, "mesh.fsdp": 2, "data.prompts": 48}
     with pytest.raises(InterruptedError):
-        build_experiment(override(load_recipe("tiny"), LAG | options), asynchronous=True)
+        build_experiment(override(load_recipe("tiny"), LAG | options), takes_steps=True)

@@ -154,7 +154,7 @@ def test_turns_before_a_death_are_in_the_file(tmp_path: Path):
 def test_the_closing_comparison_times_new_steps_at_the_runs_lengths(options: Options, monkeypatch: pytest.MonkeyPatch):
     """Steps of the run would draft what its history lookup remembers of them."""
     words = LEAST | {"--steps": "4", "--speedup.steps": "1", "--draft.lookup.kind": "history"} | options
-    experiment = build_experiment(parse_run(argv("tiny", words), "", ""), asynchronous=True)
+    experiment = build_experiment(parse_run(argv("tiny", words), "", ""), takes_steps=True)
     check_comparison(experiment)
     steps, said = list[int](), io.StringIO()
 
@@ -236,7 +236,7 @@ def test_the_memory_of_both_kinds_of_step_is_checked(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("launch.predict.refusals.check_memory", check)
     for lag in (0, 2):
         config = parse_run(argv("tiny", SMALL | {"--asynchronous.lag": str(lag)}), "", "")
-        experiment = build_experiment(config, asynchronous=True)
+        experiment = build_experiment(config, takes_steps=True)
         with refuses("enough = 4", ConfigError):
             launch.compare.compare(experiment, CompareArgs())
     for meshes in ([mesh for _, mesh in checked[:4]], [mesh for _, mesh in checked[4:]]):

@@ -46,7 +46,7 @@ Trained = tuple[Path, TrainState, Experiment]
 def run(config: RunConfig) -> tuple[TrainState, Experiment]:
     """Return the last state of a run, and what it began with."""
     with open_run(config) as directory:
-        experiment = build_experiment(config, asynchronous=True)
+        experiment = build_experiment(config, takes_steps=True)
         state, _ = train(experiment, odd, odd, directory, StopSignals(print), LongPhases())
         return state, experiment
 

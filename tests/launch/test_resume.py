@@ -60,7 +60,7 @@ def odd(rollout: Rollout, prompts: Prompts) -> Reward:
 
 def run(config: RunConfig) -> None:
     with open_run(config) as directory:
-        train(build_experiment(config, asynchronous=True), odd, odd, directory, StopSignals(print), LongPhases())
+        train(build_experiment(config, takes_steps=True), odd, odd, directory, StopSignals(print), LongPhases())
 
 
 def write_cells(directory: Path, cells: Sequence[Cell]) -> str:
@@ -214,7 +214,7 @@ def test_a_run_goes_on_exactly_with_the_sequences_that_it_carried_over(tmp_path:
         """Return the ids of the prompts that were scored."""
         seen.clear()
         with open_run(config) as opened:
-            experiment = build_experiment(config, asynchronous=True)
+            experiment = build_experiment(config, takes_steps=True)
             train(experiment, reward, odd, opened, StopSignals(print), LongPhases())
         return [*seen]
 

@@ -107,7 +107,7 @@ def test_overlap_is_the_share_of_common_likeliest_tokens() -> None:
 
 
 def sampled_gradients(config: TeacherConfig, z: jax.Array, log_t: jax.Array, drawn: jax.Array) -> jax.Array:
-    """Return the gradient of the policy's loss by the logits z [V], for each of the drawn tokens [N], float32 [N, V]."""
+    """Return the gradient of the policy's loss by the logits z [V], for each drawn token, [N, V]."""
 
     def loss(z: jax.Array, token: jax.Array) -> jax.Array:
         log_s = jax.nn.log_softmax(z)

@@ -100,7 +100,7 @@ def test_the_gradient_is_that_of_the_divergence_at_trained_tokens(exact, params,
         np.testing.assert_allclose(float(value) / tokens, means, rtol=1e-4)
     stops = trained & (np.asarray(batch.tokens) == training.STOP)
     gaps = (np.log(t) - np.log(s))[:, :-1, training.STOP][stops[:, 1:]]
-    assert stops.sum() == found.stops > 1
+    assert int(stops.sum()) == float(found.stops) > 1
     np.testing.assert_allclose(found.stop_gap, gaps.sum(), rtol=1e-4)
 
 
