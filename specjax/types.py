@@ -99,18 +99,28 @@ class TrainState:
 
 
 @pytree
+class Hints:
+    """Text that a teacher sees and the policy does not (specjax.train.hints), left-aligned. Length 0: none."""
+
+    tokens: Int[Array, "N H"]
+    lengths: Int[Array, "N"]
+
+
+@pytree
 class Prompts:
     """A batch of prompts.
 
     id:      unique within a batch. The host looks up answers by it, and a prompt's noise is keyed by it.
     carried: what earlier rollouts wrote of the sequences (specjax.carry_over). The rollout goes on with them, and
              ends before all are done. None: it begins all sequences and ends them.
+    hints:   worked solutions, for a teacher. None without.
     """
 
     tokens: Int[Array, "N P"]
     lengths: Int[Array, "N"]
     id: Int[Array, "N"]
     carried: "Rollout | None" = None
+    hints: Hints | None = None
 
 
 @pytree

@@ -14,9 +14,10 @@ from jax.sharding import Mesh
 from launch.data.problems import Problem
 from launch.data.tokenizers import Tokenizer
 from launch.errors import ConfigError
+from specjax.options import MOST
 from specjax.parallel.mesh import batch_shards
 from specjax.short_repr import short_repr
-from specjax.types import Prompts
+from specjax.types import Hints, Prompts
 
 # Rows are padded to a multiple of it.
 ROUNDED_TO = 16
@@ -33,6 +34,7 @@ class PromptTable:
         width:      tokens to which batches pad their rows: the longest one's, rounded up, at most max_length.
         dropped:    number of problems whose prompt is empty or too long.
         too_long:   tokens of each prompt that is too long, ascending.
+        hints:      worked solution of each usable prompt, unpadded; None: prompts have none.
     """
 
     rows: tuple[list[int], ...]
@@ -41,22 +43,31 @@ class PromptTable:
     width: int
     dropped: int
     too_long: tuple[int, ...] = ()
+    hints: tuple[list[int], ...] | None = None
 
     __repr__ = short_repr
 
     @classmethod
     def build(
-        cls, problems: Sequence[Problem], tokenizer: Tokenizer, max_length: int, vocab_size: int
+        cls,
+        problems: Sequence[Problem],
+        tokenizer: Tokenizer,
+        max_length: int,
+        vocab_size: int,
+        *,
+        with_hints: bool = False,
     ) -> "PromptTable":
-        """Encode each problem's prompt.
+        """Encode each problem's prompt, and its worked solution as a hint.
 
-        Raises ConfigError if an id is not below `vocab_size`, the size of the policy's vocabulary.
+        Raises ConfigError if an id is not below `vocab_size`, the size of the policy's vocabulary, and for a problem
+        without a solution that needs one.
         """
         prompts = [tokenizer.chat(problem.prompt) for problem in problems]
         for number, prompt in enumerate(prompts):
             check_ids(prompt, vocab_size, f"the prompt of problem {number}")
         ids = [i for i, prompt in enumerate(prompts) if 0 < len(prompt) <= max_length]
         longest = max((len(prompts[i]) for i in ids), default=max_length)
+        hints = tuple(_hint(problems[i], i, tokenizer, vocab_size) for i in ids) if with_hints else None
         return cls(
             rows=tuple(prompts[i] for i in ids),
             ids=np.array(ids, np.int32),
@@ -64,6 +75,7 @@ class PromptTable:
             width=padded_length(longest, max_length),
             dropped=len(prompts) - len(ids),
             too_long=tuple(sorted(len(prompt) for prompt in prompts if len(prompt) > max_length)),
+            hints=hints,
         )
 
     def check_max_length(self) -> None:
@@ -78,13 +90,21 @@ class PromptTable:
             )
 
     def first(self, count: int) -> "PromptTable":
-        """Return the table of the first `count` usable prompts."""
-        return replace(self, rows=self.rows[:count], ids=self.ids[:count])
+        """Return the table of the first `count` usable prompts, without hints."""
+        return replace(self, rows=self.rows[:count], ids=self.ids[:count], hints=None)
+
+    @property
+    def hint_width(self) -> int:
+        """Tokens to which batches pad their hints; 0 without hints."""
+        return 0 if self.hints is None else padded_length(max(map(len, self.hints), default=1), MOST)
 
     def batch(self, picks: np.ndarray) -> Prompts:
         """Return the rows `picks`, int [N], as numpy arrays: tokens [N, width], padded with 0, lengths and ids."""
         tokens, lengths = pad([self.rows[pick] for pick in picks], self.width)
-        return Prompts(tokens=tokens, lengths=lengths, id=self.ids[picks])  # pyright: ignore[reportArgumentType]
+        hints = None
+        if self.hints is not None:
+            hints = Hints(*pad([self.hints[pick] for pick in picks], self.hint_width))  # pyright: ignore[reportArgumentType]
+        return Prompts(tokens=tokens, lengths=lengths, id=self.ids[picks], hints=hints)  # pyright: ignore[reportArgumentType]
 
 
 class PromptPipeline(Iterator[Prompts]):
@@ -173,6 +193,18 @@ def fixed_batches(table: PromptTable, batch_size: int) -> list[Prompts]:
         batch = table.batch(picks % len(table.rows))
         batches.append(replace(batch, id=np.where(filler < 0, batch.id, -1 - filler).astype(np.int32)))
     return batches
+
+
+def _hint(problem: Problem, number: int, tokenizer: Tokenizer, vocab_size: int) -> list[int]:
+    """Return the worked solution of a problem as token ids."""
+    if problem.solution is None:
+        raise ConfigError(
+            f"teacher.hint = solution: problem {number} has no worked solution; must be group, or data.solution_field "
+            "a field that has them"
+        )
+    ids = tokenizer.encode(problem.solution)
+    check_ids(ids, vocab_size, f"the solution of problem {number}")
+    return ids
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, owner: str) -> None:

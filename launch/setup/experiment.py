@@ -37,7 +37,7 @@ from specjax.train.config import TrainConfig
 from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.train.loss import LossFn, policy_loss
 from specjax.train.stages import Stages
-from specjax.types import Params, Prompts
+from specjax.types import Hints, Params, Prompts
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class Experiment:
     @cached_property
     def train_prompts(self) -> PromptTable:
         """Training prompts as token ids."""
-        return self.encode_prompts(self.problems.train)
+        return self.encode_prompts(self.problems.train, with_hints=self.config.teacher.hint == "solution")
 
     def train_batches(self) -> PromptPipeline:
         """Return a new pipeline of training prompts: endless, one batch per step, starting at the first batch."""
@@ -91,10 +91,12 @@ class Experiment:
 
     def stages(self, reward_fn: RewardFn, config: TrainConfig | None = None) -> Stages:
         """Return the stages of a training step. config: in place of `step_config`."""
-        networks, teacher = self.networks, None if self.teacher is None else self.teacher.policy
+        networks, teacher = self.networks, self.teacher
         return Stages(
             *(networks.policy, networks.drafter, reward_fn, config or self.step_config, self.mesh),
-            *(self.rollout_fn, self.loss_fn, teacher),
+            *(self.rollout_fn, self.loss_fn),
+            teacher=None if teacher is None else teacher.policy,
+            hint_template=None if teacher is None else teacher.hints,
         )
 
     def rollout_on(self, problems: Sequence[Problem]) -> RolloutOptions:
@@ -119,10 +121,10 @@ class Experiment:
             drafter = with_lookup(drafter, self.config.draft.lookup, self.networks.policy, self.config.rollout)
         return replace(self, networks=replace(self.networks, drafter=drafter))
 
-    def encode_prompts(self, problems: Sequence[Problem]) -> PromptTable:
-        """Return the usable prompts of `problems` as token ids."""
+    def encode_prompts(self, problems: Sequence[Problem], with_hints: bool = False) -> PromptTable:
+        """Return the usable prompts of `problems` as token ids, if wanted with their worked solutions."""
         limit, vocab_size = self.config.data.max_prompt_tokens, self.networks.policy.vocab_size
-        return PromptTable.build(problems, self.tokenizer, limit, vocab_size)
+        return PromptTable.build(problems, self.tokenizer, limit, vocab_size, with_hints=with_hints)
 
     @property
     def draft_vocabulary(self) -> list[int] | None:
@@ -137,7 +139,8 @@ class Experiment:
     def checksum(self) -> int:
         """CRC-32 of the training prompts' token ids and problem indices, and of all answers. Resume compares it."""
         table, answers = self.train_prompts, [problem.answer for problem in self.problems.train]
-        return zlib.crc32(repr((table.rows, table.ids.tolist(), answers)).encode())
+        hints = () if table.hints is None else (table.hints,)
+        return zlib.crc32(repr((table.rows, table.ids.tolist(), answers, *hints)).encode())
 
     @property
     def sequences(self) -> int:
@@ -152,8 +155,11 @@ class Experiment:
 
     def abstract_prompts(self, count: int) -> Prompts:
         """Return the shapes and dtypes of `count` prompts."""
-        shapes = (count, self.prompt_width), (count,), (count,)
-        return Prompts(*(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes))  # pyright: ignore[reportArgumentType]
+        hints = self.train_prompts.hint_width or self.config.data.max_prompt_tokens
+        shapes = [(count, self.prompt_width), (count,), (count,), (count, hints), (count,)]
+        prompts = [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes]
+        hinted = Hints(*prompts[3:]) if self.config.teacher.hint == "solution" else None  # pyright: ignore[reportArgumentType]
+        return Prompts(*prompts[:3], hints=hinted)  # pyright: ignore[reportArgumentType]
 
 
 def build_experiment(

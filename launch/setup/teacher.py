@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ from launch.setup.policy import build_decoder, longest_sequence
 from models.config import DecoderConfig
 from models.decoder import make_policy
 from specjax.checkpoint_integrity import fingerprint
+from specjax.options import show
 from specjax.parallel.memory import MemoryPart, bytes_per_device, check_memory
 from specjax.quantization import quantized
 from specjax.short_repr import short_repr
+from specjax.train.hints import HintTemplate
 from specjax.types import Policy, PyTree
 from specjax.vocabulary import with_tokens
 
@@ -35,6 +38,7 @@ class Teacher:
         decoder:     config of a network of its own.
         hash:        hash of the parameters; None without own ones.
         stop_tokens: ids that end its own answers; () if its files name none.
+        hints:       where hints stand in its prompts; None without.
     """
 
     policy: Policy
@@ -42,6 +46,7 @@ class Teacher:
     decoder: DecoderConfig | None = None
     hash: str | None = None
     stop_tokens: tuple[int, ...] = ()
+    hints: HintTemplate | None = None
 
     __repr__ = short_repr
 
@@ -58,8 +63,9 @@ def build_teacher(
     options = config.teacher
     if options.kind == "none":
         return None
+    hints = None if options.hint == "none" else hint_template(options.hint_text, tokenizer)
     if options.path is None:
-        return Teacher(networks.policy)
+        return Teacher(networks.policy, hints=hints)
     owner = f"teacher.path = {options.path}"
     directory = checkpoint_directory("teacher.path", options.path)
     stop_tokens = () if shapes else _checked_stop_tokens(owner, directory, config, tokenizer)
@@ -80,7 +86,7 @@ def build_teacher(
     policy = make_policy(decoder)
     if not shapes:
         policy = with_tokens(policy, tokenizer.token_ids())
-    return Teacher(policy, weights, decoder, None if shapes else fingerprint(weights), stop_tokens)
+    return Teacher(policy, weights, decoder, None if shapes else fingerprint(weights), stop_tokens, hints)
 
 
 def check_same_teacher(teacher: Teacher | None, extra: Mapping[str, Any]) -> None:
@@ -106,3 +112,25 @@ def _checked_stop_tokens(owner: str, directory: Path, config: RunConfig, tokeniz
                 f"{texts[i]!r} there and {tokenizer.piece(i)!r} here; must be a teacher with the same tokenizer"
             )
     return listed_stop_tokens(own, directory)
+
+
+def hint_template(text: str, tokenizer: Tokenizer) -> HintTemplate:
+    """Return where a hint stands in a prompt: at the end of the question, before what opens the answer.
+
+    text: with {hint}. What opens the answer is found on two short questions. Raises ConfigError if the tokenizer cannot
+    encode the text, or writes a question otherwise.
+    """
+    owner = f"teacher.hint_text = {show(text)!r}"
+    try:
+        before, after = map(tokenizer.encode, text.split("{hint}"))
+    except ConfigError as error:
+        raise ConfigError(f"{owner}: {error}") from None
+    questions = "1", "2"
+    first, second = map(tokenizer.chat, questions)
+    same = (a == b for a, b in zip(reversed(first), reversed(second), strict=False))
+    tail = sum(1 for _ in takewhile(bool, same))
+    if tail == min(len(first), len(second)) or tokenizer.encode(questions[0]) != first[-tail - 1 : len(first) - tail]:
+        raise ConfigError(
+            f"{owner}: the tokenizer or its chat template writes no question as it is; must be teacher.hint none"
+        )
+    return HintTemplate(tuple(before), tuple(after), tail)

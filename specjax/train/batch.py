@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer, Shaped, UInt32
 
-from specjax.types import Prompts, PyTree, Rollout, pytree
+from specjax.types import Hints, Prompts, PyTree, Rollout, pytree
 
 
 @pytree
@@ -48,6 +48,7 @@ class ScoredSequences(Sequences):
         proposed: bool [R, S], completion tokens at which position 1 of a draft was verified.
         accepted: bool [R, S], those of them at which it was accepted.
         current:  bool [R, S], completion tokens that the newest rollout wrote; None: all.
+        hints:    text in the prompts of the teacher's rows; None without.
     """
 
     _: KW_ONLY
@@ -57,6 +58,7 @@ class ScoredSequences(Sequences):
     proposed: Bool[Array, "R S"] | None = None
     accepted: Bool[Array, "R S"] | None = None
     current: Bool[Array, "R S"] | None = None
+    hints: Hints | None = None
 
     @property
     def trained(self) -> Bool[Array, "R S"]:

@@ -89,6 +89,9 @@ class TrainConfig(Options):
         if self.rollout.carry_over is not None and loss.routing == "replay":
             raise ValueError("routing = replay: must be recompute with carry_over, which does not carry routes over")
         check_ladder(self.ladder)
+        for name, value, allowed in (("ladder", self.ladder, ()), ("carry_over", self.rollout.carry_over, None)):
+            if self.teacher.hint != "none" and value != allowed:
+                raise ValueError(f"{name} = {value}: must be {allowed} with teacher.hint = {self.teacher.hint}")
         if self.rollout.law.truncates and not self.allow_truncated_law:
             raise ValueError(
                 f"rollout.law = {self.rollout.law}: cuts tokens out of the law that training assumes; "

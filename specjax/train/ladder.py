@@ -44,6 +44,8 @@ def in_window(run: Callable[..., T], ladder: tuple[int, ...], sequences: Sequenc
     args: [R, S] too. Arrays of one axis are not cut, nor are keys, which are shorter. Do not differentiate through it:
     every branch would store its residuals for the backward pass.
     """
+    if not ladder:
+        return run(sequences, *args)
     choices = windows(ladder, sequences.tokens.shape[1])
 
     def cut(window: int, *given: PyTree) -> T:

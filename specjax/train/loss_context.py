@@ -1,8 +1,10 @@
 """Functions and options that the losses of both networks share."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from specjax.drafters import Drafter
@@ -10,8 +12,9 @@ from specjax.drafters.base import Anchors
 from specjax.log_probs import laws, teacher_forced
 from specjax.sampling import SamplingLaw
 from specjax.shared_prompts import SharedPrompts, shared_prompts
-from specjax.train.batch import Sequences
+from specjax.train.batch import ScoredSequences, Sequences
 from specjax.train.draft.anchors import draw_anchors, every_anchor
+from specjax.train.hints import HintTemplate, with_hints
 from specjax.train.loss import LossConfig, LossFn, policy_loss
 from specjax.train.teacher import Compared, TeacherConfig, compare
 from specjax.types import Policy, PolicyOutput, PyTree
@@ -37,6 +40,7 @@ class LossContext:
                       budget and without a ladder.
         teacher:      the teacher's network; None without one.
         distillation: options of learning from it.
+        hint_template: where hints stand in the prompts of its rows; None without.
         stop_tokens:  tokens that end a completion.
     """
 
@@ -55,6 +59,7 @@ class LossContext:
     samples: int = 1
     teacher: Policy | None = None
     distillation: TeacherConfig = TeacherConfig()
+    hint_template: HintTemplate | None = None
     stop_tokens: tuple[int, ...] = ()
 
     def forward(self, weights: PyTree, sequences: Sequences) -> PolicyOutput:
@@ -64,18 +69,28 @@ class LossContext:
         return teacher_forced(self.policy, weights, sequences.tokens, self.logit_chunk, routes, shared)
 
     def compare(
-        self, weights: PyTree, output: PolicyOutput, teacher: PyTree, sequences: Sequences, place: Int[Array, "R N"]
+        self, weights: PyTree, output: PolicyOutput, teacher: PyTree, rows: ScoredSequences, place: Int[Array, "R N"]
     ) -> Compared:
         """Run the teacher over whole rows, and compare the policy with it at the tokens at `place`.
 
         output: of the policy with these weights. teacher: the teacher's; None: the same weights.
         """
-        assert self.teacher is not None
         frozen = jax.lax.stop_gradient(weights if teacher is None else teacher)
-        shared = self._shared(self.teacher, sequences)
-        forward = teacher_forced(self.teacher, frozen, sequences.tokens, self.logit_chunk, shared=shared)
+        forward, shift = self.teacher_forward(frozen, rows)
         both = laws(weights, output, self.law), laws(frozen, forward, self.law)
-        return compare(*both, sequences.tokens, place, self.distillation)
+        return compare(*both, rows.tokens, place, self.distillation, shift)
+
+    def teacher_forward(
+        self, weights: PyTree, sequences: ScoredSequences
+    ) -> tuple[PolicyOutput, Int[Array, "R"] | None]:
+        """Run the teacher over whole rows, with hints in their prompts. Return by how many tokens these are longer."""
+        assert self.teacher is not None
+        run = partial(teacher_forced, self.teacher, weights, logit_chunk=self.logit_chunk)
+        if self.hint_template is None or sequences.hints is None:
+            return run(sequences.tokens, shared=self._shared(self.teacher, sequences)), None
+        starts = jnp.argmax(sequences.completion, axis=1).astype(jnp.int32)
+        tokens, longer = with_hints(sequences.tokens, starts, sequences.hints, self.hint_template)
+        return run(tokens), longer
 
     def _shared(self, policy: Policy, sequences: Sequences) -> SharedPrompts | None:
         if self.samples == 1 or not policy.packs:

@@ -28,6 +28,7 @@ from specjax.train.draft.anchors import with_keys
 from specjax.train.draft.replay import replay_rows
 from specjax.train.draft.schedule import draft_is_due, update_schedule
 from specjax.train.gradients import accumulate, log_probs_of
+from specjax.train.hints import HintTemplate, group_hints
 from specjax.train.ladder import sort_rows
 from specjax.train.loss import LossFn, kl_cost, policy_loss
 from specjax.train.loss_context import LossContext
@@ -36,7 +37,7 @@ from specjax.train.metrics import Metrics, reward_metrics, rollout_metrics, upda
 from specjax.train.optimizer import learning_rate, make_optimizers
 from specjax.train.selection import drop_truncated, keep_groups, overlong_punishment
 from specjax.train.updates import run_updates
-from specjax.types import CarryOver, Params, Policy, Prompts, PyTree, Reward, Rollout, TrainState, pytree
+from specjax.types import CarryOver, Hints, Params, Policy, Prompts, PyTree, Reward, Rollout, TrainState, pytree
 
 
 @pytree
@@ -60,6 +61,8 @@ class Stages:
     loss_fn: LossFn = policy_loss
     # The policy itself, or the network of `TrainState.teacher`, if `config.teacher` has one.
     teacher: Policy | None = None
+    # Where hints stand in the teacher's prompts; None exactly with `config.teacher.hint` none.
+    hint_template: HintTemplate | None = None
     # Rollouts are those of earlier networks, so that they differ from training for no fault.
     lagging: bool = False
     # Nothing is drafted: all phases run at draft length 0, the first one, and rounds of others are not compiled.
@@ -68,6 +71,8 @@ class Stages:
     def __post_init__(self) -> None:
         if (self.teacher is None) != (self.config.teacher.kind == "none"):
             raise ValueError(f"teacher.kind = {self.config.teacher.kind}: must be none exactly without a teacher")
+        if (self.hint_template is None) != (self.config.teacher.hint == "none"):
+            raise ValueError(f"teacher.hint = {self.config.teacher.hint}: must be none exactly without a hint_template")
         if self.undrafted and self.config.rollout.lengths[0]:
             raise ValueError(
                 f"draft_lengths = {self.config.rollout.lengths}: must begin with 0 for a step without drafts"
@@ -90,6 +95,7 @@ class Stages:
             samples=config.sharing(self.policy, rows, width - budget),
             teacher=self.teacher,
             distillation=config.teacher,
+            hint_template=self.hint_template,
             stop_tokens=tuple(rollout.stop_tokens),
         )
 
@@ -163,6 +169,7 @@ class Stages:
         config, selection = self.config, self.config.selection
         punishment = overlong_punishment(rollout.lengths, config.rollout.max_new_tokens, selection)
         sequences = join_completions(prompts, rollout, scores.value + punishment)
+        sequences = replace(sequences, hints=self._hints(rollout, prompts, scores))
         if config.loss.routing == "replay" and sequences.routes is None:
             raise ValueError("loss.routing = replay: the rollout has no routes; must be recompute")
         if selection.drop_truncated:
@@ -184,6 +191,19 @@ class Stages:
         if groups is not None:
             metrics, withheld = metrics | carry_over_metrics(rollout, groups), jnp.sum(~groups.trained)
         return sequences, metrics | reward_metrics(scores, equal, trained, punishment, withheld)
+
+    def _hints(self, rollout: Rollout, prompts: Prompts, scores: Reward) -> Hints | None:
+        """Return the hint of each sequence; None without any."""
+        size = self.config.rollout.group_size
+        match self.config.teacher.hint:
+            case "none":
+                return None
+            case "group":
+                return group_hints(rollout, scores.correct > 0.5, size)
+            case "solution":
+                if prompts.hints is None:
+                    raise ValueError("teacher.hint = solution: the prompts have no hints")
+                return jax.tree.map(lambda x: jnp.repeat(x, size, axis=0), prompts.hints)
 
     @jax.named_scope("logprob")
     def logprob(self, state: TrainState, sequences: ScoredSequences) -> LogProbs:

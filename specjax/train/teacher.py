@@ -35,6 +35,7 @@ class TeacherConfig(Options):
         form:       exact: over the whole vocabulary. sampled: the log-ratio of the drawn token is a cost in its
                     advantage, which keeps ratios and clips. baseline: likewise, less its mean, the exact divergence.
         rewards:    Train on rewards too. False: they are only measured.
+        hint:       Text in the teacher's prompt: a worked solution, or a correct completion of the same group.
     """
 
     kind: TeacherKind = "none"
@@ -43,6 +44,7 @@ class TeacherConfig(Options):
     beta: Fraction = 0.5
     form: Literal["exact", "sampled", "baseline"] = "exact"
     rewards: bool = True
+    hint: Literal["none", "solution", "group"] = "none"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,6 +52,10 @@ class TeacherConfig(Options):
             raise ValueError(f"divergence = {self.divergence}: must be reverse with form {self.form}")
         if self.divergence == "jsd" and not 0 < self.beta < 1:
             raise ValueError(f"beta = {self.beta}: must be above 0 and below 1 with jsd; its ends are forward, reverse")
+        if self.kind == "self" and self.hint == "none":
+            raise ValueError("hint = none: must be solution or group with kind self; the policy equals itself")
+        if self.kind == "none" and self.hint != "none":
+            raise ValueError(f"hint = {self.hint}: must be none without a teacher")
 
     @property
     def learns_from_rewards(self) -> bool:

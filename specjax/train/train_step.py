@@ -24,6 +24,7 @@ from specjax.rollout.host_turns import HostTurns
 from specjax.rollout.speculative import speculative_rollout
 from specjax.train.config import TrainConfig, check_carry_over, check_groups, check_mixture
 from specjax.train.draft.replay import check_replay
+from specjax.train.hints import HintTemplate
 from specjax.train.loss import LossFn, policy_loss
 from specjax.train.metrics import Metrics
 from specjax.train.selection import withhold_rewards
@@ -196,6 +197,7 @@ def make_train_step(
     rollout_fn: RolloutFn = speculative_rollout,
     loss_fn: LossFn = policy_loss,
     teacher: Policy | None = None,
+    hint_template: HintTemplate | None = None,
 ) -> TrainStep:
     """Return `step`, compiled and traced once: `state, rollout, metrics = step(state, prompts)`.
 
@@ -205,6 +207,7 @@ def make_train_step(
                 that shard's prompts alone. Of its Rollout only tokens and lengths are required.
     loss_fn:    (LossInputs, LossConfig) -> LossOutput, the policy's loss for each token (specjax.train.loss).
     teacher:    the network of `TrainState.teacher`, or with `config.teacher.kind` base or self the policy.
+    hint_template: where hints stand in the teacher's prompts, with `config.teacher.hint`.
 
     Raises ValueError if samples are compared within groups of one. The state is donated: parameters and moments are
     updated in place. A call raises ValueError if the prompts or the
@@ -215,4 +218,4 @@ def make_train_step(
     check_groups(config)
     check_mixture(config, policy)
     check_carry_over(config.rollout, drafter)
-    return TrainStep(Stages(policy, drafter, reward_fn, config, mesh, rollout_fn, loss_fn, teacher))
+    return TrainStep(Stages(policy, drafter, reward_fn, config, mesh, rollout_fn, loss_fn, teacher, hint_template))
