@@ -13,7 +13,7 @@ import numpy as np
 from configs.override import override
 from configs.schema import RunConfig
 from configs.schema.environments import LOCAL
-from configs.schema.rewards import ENVIRONMENT
+from configs.schema.rewards import ENVIRONMENT, NO_REWARD
 from launch.cli.consequences import with_consequences
 from launch.cli.effects import without_effect
 from launch.cli.fields import fields_of
@@ -49,6 +49,8 @@ from specjax.types import TrainState
 # Options that a function as reward would ignore.
 SCORERS = ("reward.scorer", "reward.also", "reward.weights")
 MOST_SAMPLES = 2**20
+# The teacher that is the model itself, without adapters.
+BASE = "base"
 
 
 @dataclass(eq=False)
@@ -105,7 +107,12 @@ class TrainedRun:
         return Answers(self.experiment if drafts else self.experiment.without_draft())
 
     def evaluate(self) -> float:
-        """Return the accuracy on the held-out problems: the share whose reward is above 0.5."""
+        """Return the accuracy on the held-out problems: the share whose reward is above 0.5.
+
+        Raises ConfigError for a run without a reward.
+        """
+        if self.experiment.config.reward.scorer == NO_REWARD:
+            raise ConfigError("reward.scorer = none: no answer is correct; must be a scorer to evaluate with")
         with _scoring(self.experiment, self.reward_of) as reward_of:
             reward_fn = reward_of(self.experiment.problems.held_out, self.experiment.tokenizer)
             return held_out_evaluator(self.experiment, reward_fn)(self.state).accuracy
@@ -143,6 +150,7 @@ def train(
     *,
     tools: Sequence[Callable[..., Any] | str] = (),
     environment: Callable[[], Any] | str | None = None,
+    teacher: str | Path | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     options: Mapping[str, Any] | None = None,
@@ -159,12 +167,14 @@ def train(
                  the thinking, `whole_text` all of it, `problem` is {"prompt", "answer", "columns"}, `answer` only its
                  answer: parameters get what their names say (docs/rewards.md). Or the name of a scorer, as "math" or
                  "package.module:function", which runs in processes of its own with `reward.time_limit_s`. None: only
-                 what the environment gives.
+                 what the environment gives, or with a teacher no reward: problems then need no answer.
         steps:   Number of steps.
         tools:   Functions that the model may call, with type hints and docstrings in Google's style. They run in
                  threads of this process, where a call that hangs is never stopped; given as "package.module:name", in
                  processes.
         environment: Class or function that makes an environment of a completion (docs/turns.md), or its name.
+        teacher: Model to learn from, as `model`, beside the reward (docs/teacher.md); or "base", the model without the
+                 adapters that are trained.
         out:     Directory of the run. None: a new one in runs.
         resume:  Continue the run in `out`.
         options: Other options by their names on the command line, as {"rollout.group_size": 16}. Lists become tuples.
@@ -173,11 +183,12 @@ def train(
     """
     use_compile_cache()
     answering, local = _environment_options(tools, environment)
-    if reward is None and not answering:
-        raise ConfigError("reward = None: must be a function or the name of a scorer without tools and environment")
-    if reward is None and tools:
-        raise ConfigError("reward = None: must be a function or the name of a scorer with tools, which give no reward")
-    reward_of, scorer = None, ENVIRONMENT if reward is None else reward
+    if reward is None and environment is None and teacher is None:
+        raise ConfigError("reward = None: must be a function or the name of a scorer without environment and teacher")
+    scorer = reward or (NO_REWARD if environment is None else ENVIRONMENT)
+    reward_of, taught = None, {} if teacher is None else {"teacher.path": str(teacher)}
+    if teacher == BASE:
+        taught = {"teacher.kind": BASE}
     if callable(reward):
         name = _name_of(reward)
         scorer_of(reward, owner=f"reward = {name}")
@@ -197,6 +208,7 @@ def train(
         "reward.scorer": scorer,
         "reward.code": "+".join(filter(None, codes)) or None,
         **answering,
+        **taught,
         "steps": _as_tuple(steps),
         "out": None if out is None else str(out),
         "resume": resume,

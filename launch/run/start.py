@@ -15,6 +15,7 @@ from launch.run.logs import RunLogs
 from launch.run.networks import check_base
 from launch.run.summary import measures_costs_later, summarize
 from launch.run.supervised_warmup import warm_up
+from launch.run.teacher_check import check_teacher
 from launch.setup.experiment import Experiment
 from launch.setup.state import abstract_state, fresh_state
 from launch.setup.teacher import check_same_teacher
@@ -87,6 +88,7 @@ def start_new(experiment: Experiment, evaluate: Evaluate, steps: Steps, costs: C
         if config.eval.every and (later or not config.rollout.draft_lengths):
             evaluate.start_compiling(networks.params, drafts=not later)
         compile_step(experiment, steps.fused(drafts=not later))
+        check_teacher(experiment)
         params = warm_up(experiment)
         if generator is None:
             return params

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import jax
 
 from configs.schema import kind_of
+from configs.schema.rewards import NO_REWARD
 from launch.distillation.trainer import PASSES
 from launch.phases.progress import duration
 from launch.predict.outlook import describe_memory
@@ -16,7 +17,7 @@ LOOKED_UP = {"ngram": "sequence", "history": "prompt's other completions"}
 
 
 def summarize(experiment: Experiment, continuing: bool) -> list[str]:
-    """Return a line each about the model, the data, the draft, the devices, a step and its memory.
+    """Return a line each about the model, the data, the draft, a teacher, the devices, a step and its memory.
 
     continuing: the run continues from a checkpoint, with the networks that it has trained.
     """
@@ -32,6 +33,7 @@ def summarize(experiment: Experiment, continuing: bool) -> list[str]:
         f"data: {len(experiment.train_prompts.rows):,} prompts{f' of {origin}' if origin else ''} to train on, "
         f"{len(experiment.problems.held_out):,} held out",
         f"draft: {', '.join(_describe_draft(experiment, continuing))}; {_how_it_drafts(experiment, continuing)}",
+        *_describe_teacher(experiment),
         "devices: " + "; ".join(f"{_devices(mesh)} {verb}" for verb, mesh in meshes.items()),
         f"step: {data.prompts} prompts x {rollout.group_size} samples = {experiment.sequences} sequences of up to "
         f"{experiment.prompt_width} + {rollout.max_new_tokens} tokens; {config.steps} step{'s' * (config.steps != 1)}; "
@@ -39,6 +41,23 @@ def summarize(experiment: Experiment, continuing: bool) -> list[str]:
         f"{_describe_sharing(experiment)}",
         describe_memory(experiment),
     ]
+
+
+def _describe_teacher(experiment: Experiment) -> Iterator[str]:
+    """Yield a line about the teacher, if there is one."""
+    options, teacher = experiment.config.teacher, experiment.teacher
+    if teacher is None:
+        return
+    who = {"base": "the policy without its adapters", "self": "the policy itself"}.get(options.kind, options.path)
+    dtype = options.weight_dtype or experiment.config.model.dtype
+    size = "" if teacher.params is None else f", {_count(teacher.params)} in {dtype}"
+    hint = {"none": "", "solution": "; it sees the worked solution", "group": "; it sees a correct answer of the group"}
+    scored = options.rewards and experiment.config.reward.scorer != NO_REWARD
+    rewards = "with rewards" if scored else "without rewards"
+    yield (
+        f"teacher: {who}{size}; {options.form} {options.divergence} divergence, weight {options.weight:g}, {rewards}"
+        f"{hint[options.hint]}"
+    )
 
 
 def _describe_sharing(experiment: Experiment) -> str:

@@ -10,11 +10,13 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float
 
 from specjax.adapters import joined
+from specjax.cache import tokens_at
 from specjax.carry_over.groups import carry_over_metrics, carry_over_of, divide_groups
 from specjax.carry_over.rollout import carry_over, carry_over_fn
 from specjax.cost import choose, update_drafting
 from specjax.drafters import Drafter
 from specjax.keys import SeedStep
+from specjax.log_probs import laws
 from specjax.parallel.mesh import batch_shards
 from specjax.rewards import RewardFn, with_returns
 from specjax.rollout.generate import Choice, RolloutFn, per_shard, prepare
@@ -22,7 +24,7 @@ from specjax.rollout.host_turns import HostTurns, check_rollout_fn
 from specjax.rollout.plan import RolloutConfig, choose_lengths
 from specjax.rollout.speculative import speculative_rollout
 from specjax.train.advantage import group_advantages, token_advantages, zero_variance
-from specjax.train.batch import ScoredSequences, Sequences, TrainBatch, join_completions
+from specjax.train.batch import ScoredSequences, Sequences, TrainBatch, join_completions, split
 from specjax.train.config import TrainConfig
 from specjax.train.draft.anchors import with_keys
 from specjax.train.draft.replay import replay_rows
@@ -255,9 +257,7 @@ class Stages:
 
         # The updates do not carry the frozen base along.
         base, changing = state.params.base, replace(state.params, base=())
-        teacher = base if config.teacher.kind == "base" else state.teacher
-        if config.teacher.kind in ("network", "base") and not teacher:
-            raise ValueError(f"teacher.kind = {config.teacher.kind}: the state has no such parameters")
+        teacher = self._teacher_weights(state)
 
         def gradients(params: Params, batch: TrainBatch, replay: Sequences | None) -> tuple[Params, Sums]:
             return accumulate(context, replace(params, base=base), batch, due, replay, teacher)
@@ -292,6 +292,31 @@ class Stages:
             reference = jax.tree.map(lambda new, old: jnp.where(renew, new, old), params.policy, reference)
         state = replace(state, step=step, params=replace(params, base=base), optimizer=moments, reference=reference)
         return state, metrics | acceptance
+
+    def _teacher_weights(self, state: TrainState) -> PyTree:
+        """Return the teacher's parameters; None if it has the policy's, or there is none."""
+        kind = self.config.teacher.kind
+        weights = state.params.base if kind == "base" else state.teacher
+        if kind in ("network", "base") and not weights:
+            raise ValueError(f"teacher.kind = {kind}: the state has no such parameters")
+        return weights
+
+    @jax.named_scope("teacher")
+    def run_teacher(self, state: TrainState, batch: TrainBatch) -> Float[Array, "parts R N"]:
+        """Run the teacher once, as an update does. Return the log-prob of its likeliest token at each drawn one.
+
+        Only probes call it, to time the teacher.
+        """
+        context, weights = self.loss_context(batch), self._teacher_weights(state)
+        weights = joined(state.params).policy if weights is None else weights
+
+        def run(part: TrainBatch) -> Array:
+            output, longer = context.teacher_forward(weights, part)
+            teacher, at = laws(weights, output, context.law), part.places(context.budget) - 1
+            source = tokens_at(teacher.source, at if longer is None else at + longer[:, None])
+            return teacher.by_position(lambda source: jnp.max(teacher.log_probs(source), axis=-1), source)
+
+        return jax.lax.map(run, split(batch, self.config.updates.minibatches * context.microbatches, context.samples))
 
     def remember(self, state: TrainState, prompts: Prompts, rollout: Rollout, metrics: Metrics) -> TrainState:
         """Return the state with what the rollout leaves: drafter memory, carry-over, draft-length statistics.

@@ -190,8 +190,9 @@ class ProbeStep:
 
     `time/prepare`, `time/generation`, `time/reward`, `time/logprob` and `time/train` are those of `StagedStep`, and
     `time/step` is their sum. For `perf/speedup_vs_autoregressive` the same prompts are generated again at draft length
-    0. A step's time excludes that rollout, compilation, and the first run of a rollout. It includes the first run of
-    another program, unless `rehearse` has run it before. The state is donated.
+    0. `time/teacher` is one run of the teacher over the batch, a part of `time/train`. A step's time excludes both,
+    compilation, and the first run of a rollout. It includes the first run of another program, unless `rehearse` has run
+    it before. The state is donated.
     """
 
     def __init__(self, stages: Stages) -> None:
@@ -201,6 +202,7 @@ class ProbeStep:
         self._plain = replace(stages, config=plain)
         self._generate_plain = Program(self._plain.generate, stages.mesh, compute_dtype=stages.policy.dtype)
         self._plain_turns = self._plain.host_turns
+        self._teacher = None if stages.teacher is None else Program(stages.run_teacher, stages.mesh)
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
         prompts = place(prompts, self._mesh)
@@ -221,6 +223,9 @@ class ProbeStep:
             "perf/generation_tokens_per_s": speed,
             "perf/speedup_vs_autoregressive": speed / (int(plain.written.sum()) / plain_s),
         }
+        if self._teacher is not None:
+            self._timed.start()
+            _, times["time/teacher"] = self._timed(self._teacher, state, rollout.batch, pure=True)
         return state, rollout, metrics | times
 
     def rehearse(self, state: TrainState, prompts: Prompts) -> StepResult:
