@@ -10,7 +10,7 @@ import jax.extend
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from configs.schema import KINDS, AsynchronousConfig, RolloutOptions, RunConfig, TeacherOptions
+from configs.schema import KINDS, AsynchronousConfig, RolloutOptions, RunConfig
 from launch.cli.functions import load_function
 from launch.data.batches import PromptPipeline, PromptTable, prompt_pipeline
 from launch.data.problems import Problem
@@ -175,7 +175,7 @@ def build_experiment(
     functions = _load_functions(config)
     checks = [partial(check_correction, config)] if training else []
     if not takes_steps:
-        config = replace(config, asynchronous=AsynchronousConfig(), teacher=TeacherOptions())
+        config = replace(config, asynchronous=AsynchronousConfig())
     request_cpu_devices(config)
     meshes = list[Mesh]()
     checks += [partial(_make_meshes, config, meshes), partial(check_windows, config)]
@@ -194,7 +194,7 @@ def build_experiment(
         networks = build_networks(config, mesh, tokenizer, problems.train)
         check_experts(config, networks)
         phase.finish(note="networks loaded", program="networks")
-        teacher = build_teacher(config, networks, tokenizer, mesh)
+        teacher = build_teacher(config, networks, tokenizer, mesh) if takes_steps else None
     config = _frozen_if_empty(config, networks)
     return Experiment(config, mesh, rollout_mesh, tokenizer, problems, networks, *functions, teacher, environments)
 
