@@ -1,5 +1,6 @@
 """Learning from a teacher in the update: gradients, masks, meshes, and what must not change."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -166,3 +167,30 @@ def test_a_teacher_is_needed_exactly_where_one_is_named(params) -> None:
         Stages(POLICY, DRAFTER, training.count_fives, config, MESH)
     with refuses("teacher.kind = none: must be none exactly without a teacher"):
         Stages(POLICY, DRAFTER, training.count_fives, training.CONFIG, MESH, teacher=POLICY)
+
+
+def test_a_teacher_leaves_the_rollout_as_it_is(params) -> None:
+    """Test that the traced program of a rollout is the same, so that its tokens are."""
+    prompts, step = training.make_prompts(), jnp.int32(0)
+    plain = Stages(POLICY, DRAFTER, training.count_fives, training.CONFIG, MESH)
+    taught = replace(plain, config=replace(training.CONFIG, teacher=EXACT), teacher=POLICY)
+    with jax.set_mesh(MESH):
+        programs = [str(jax.make_jaxpr(each.generate)(params, prompts, step, None)) for each in (plain, taught)]
+    # Functions that a jaxpr names by their addresses.
+    first, second = (re.sub(r"0x[0-9a-f]+", "", program) for program in programs)
+    assert first == second
+
+
+def test_a_probe_runs_the_teacher_as_an_update_does(teacher, batch, logits) -> None:
+    """Test what the run returns, so that the time is that of all tokens and of the head."""
+    rollout = replace(training.CONFIG.rollout, max_new_tokens=LENGTH - 5, group_size=1)
+    config = replace(training.CONFIG, teacher=EXACT, rollout=rollout, microbatches=2)
+    stages = Stages(POLICY, DRAFTER, training.count_fives, config, MESH, teacher=POLICY)
+    with jax.set_mesh(MESH):
+        state = replace(training.state_on(MESH, config), teacher=teacher)
+        found = np.asarray(jax.jit(stages.run_teacher)(state, batch))
+    best = np.log(softmax(logits[1])).max(axis=-1)
+    # A part takes every second row.
+    for row in range(ROWS):
+        places = np.flatnonzero(np.asarray(batch.completion)[row])
+        np.testing.assert_allclose(found[row % 2, row // 2, : len(places)], best[row, places - 1], rtol=1e-4)
