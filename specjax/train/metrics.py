@@ -151,7 +151,7 @@ def _teacher_metrics(teacher: TeacherSums, tokens: Array) -> Metrics:
         "teacher/divergence": teacher.divergence / tokens,
         "teacher/reverse_kl": teacher.reverse / tokens,
         "teacher/forward_kl": teacher.forward / tokens,
-        "teacher/overlap": teacher.overlap / tokens,
+        "teacher/overlap": teacher.overlap / teacher.overlaps,
         "teacher/entropy": teacher.entropy / tokens,
         "teacher/stop_gap": teacher.stop_gap / teacher.stops,
     }

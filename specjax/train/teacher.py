@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from specjax.cache import tokens_at
 from specjax.divergences import DivergenceName, divergence, reverse_kl
@@ -17,8 +17,9 @@ from specjax.log_probs import Laws, drawn_and_entropy
 from specjax.options import Fraction, Options, Weight
 from specjax.train.loss import LossInputs
 
-# Number of likeliest tokens of both laws whose overlap is reported (arXiv 2604.13016).
-LIKELIEST = 16
+# Number of likeliest tokens of both laws whose overlap is reported (arXiv 2604.13016), and of tokens of a completion
+# per one at which it is computed: sorting a vocabulary takes CPUs as long as a layer.
+LIKELIEST, PER_OVERLAP = 16, 32
 TeacherKind = Literal["none", "network", "base", "self"]
 
 
@@ -75,9 +76,9 @@ class Compared(NamedTuple):
         entropy:    Entropy of the policy.
         reverse:    KL(policy || teacher).
         forward:    KL(teacher || policy).
-        overlap:    Share of the policy's `LIKELIEST` tokens that are among the teacher's.
         teacher:    Log-prob of the token under the teacher.
         teacher_entropy: Entropy of the teacher.
+        overlap:    Share of the policy's `LIKELIEST` tokens that are among the teacher's; at every `PER_OVERLAP`-th.
     """
 
     theta: Array
@@ -85,9 +86,9 @@ class Compared(NamedTuple):
     entropy: Array
     reverse: Array
     forward: Array
-    overlap: Array
     teacher: Array
     teacher_entropy: Array
+    overlap: Array
 
 
 def compare(
@@ -105,26 +106,30 @@ def compare(
     Ids that one vocabulary lacks are cut from the other.
     """
 
-    def read(own: Array, others: Array, drawn: Array) -> Compared:
+    def read(own: Array, others: Array, drawn: Array) -> tuple[Array, ...]:
         log_s = policy.log_probs(own)
         theta, entropy = drawn_and_entropy(log_s, drawn)
         log_s, log_t = common_laws(log_s, jax.lax.stop_gradient(teacher.log_probs(others)))
         found, teacher_entropy = drawn_and_entropy(log_t, drawn)
-        return Compared(
-            theta,
-            divergence(log_s, log_t, config.divergence, config.beta),
-            entropy,
-            reverse_kl(log_s, log_t),
-            reverse_kl(log_t, log_s),
-            overlap(jax.lax.stop_gradient(log_s), log_t),
-            found,
-            teacher_entropy,
-        )
+        exact = divergence(log_s, log_t, config.divergence, config.beta)
+        both = reverse_kl(log_s, log_t), reverse_kl(log_t, log_s)
+        return theta, exact, entropy, *both, found, teacher_entropy
+
+    def read_overlap(own: Array, others: Array) -> Array:
+        return overlap(*common_laws(policy.log_probs(own), teacher.log_probs(others)))
 
     before = jnp.maximum(at - 1, 0)
     others = tokens_at(teacher.source, before if shift is None else before + shift[:, None])
-    arrays = tokens_at(policy.source, before), others, tokens_at(tokens, at)
-    return policy.by_position(read, *arrays, networks=2)
+    own = tokens_at(policy.source, before)
+    sparse = jax.lax.stop_gradient((sparsely(own), sparsely(others)))
+    overlaps = policy.by_position(read_overlap, *sparse, networks=2)
+    return Compared(*policy.by_position(read, own, others, tokens_at(tokens, at), networks=2), overlaps)
+
+
+def sparsely(x: Shaped[Array, "B N *rest"]) -> Shaped[Array, "B M *rest"]:
+    """Return every `PER_OVERLAP`-th of N tokens, beginning within the first; the middle one of fewer."""
+    stride = min(PER_OVERLAP, x.shape[1])
+    return x[:, stride // 2 :: stride]
 
 
 def common_laws(log_s: Float[Array, "... V"], log_t: Float[Array, "... W"]) -> tuple[Array, Array]:
@@ -168,13 +173,17 @@ def with_divergence(
 
 
 class TeacherSums(NamedTuple):
-    """Sums over the trained tokens of a microbatch; of `stop_gap` and `stops` over those that are stop tokens."""
+    """Sums over the trained tokens of a microbatch; of `stop_gap` and `stops` over those that are stop tokens.
+
+    overlap, overlaps: over those at which it was computed.
+    """
 
     divergence: Array
     reverse: Array
     forward: Array
-    overlap: Array
     entropy: Array
+    overlap: Array
+    overlaps: Array
     stop_gap: Array
     stops: Array
 
@@ -190,8 +199,9 @@ def sum_teacher(compared: Compared, mask: Bool[Array, "B N"], stops: Bool[Array,
         divergence=total(compared.divergence),
         reverse=total(compared.reverse),
         forward=total(compared.forward),
-        overlap=total(compared.overlap),
         entropy=total(compared.teacher_entropy),
+        overlap=total(compared.overlap, sparsely(mask)),
+        overlaps=jnp.sum(sparsely(mask), dtype=jnp.float32),
         stop_gap=total(compared.teacher - compared.theta, stops),
         stops=jnp.sum(stops, dtype=jnp.float32),
     )

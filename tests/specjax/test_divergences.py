@@ -116,7 +116,7 @@ def sampled_gradients(config: TeacherConfig, z: jax.Array, log_t: jax.Array, dra
         mask = jnp.ones((1, 1), bool)
         fixed, zero = jax.lax.stop_gradient(theta), jnp.zeros((1, 1))
         inputs = LossInputs(theta, fixed, fixed, None, zero, mask)
-        compared = Compared(theta, exact, zero, zero, zero, zero, found, zero)
+        compared = Compared(theta, exact, zero, zero, zero, found, zero, zero)
         inputs = with_teacher_cost(inputs, compared, config)
         output = per_token_loss(policy_loss, inputs, LossConfig())
         return with_divergence(output.loss, mask, compared, config).sum()

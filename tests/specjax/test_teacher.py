@@ -112,7 +112,10 @@ def test_microbatches_chunks_and_shared_prompts_give_the_same_gradient(exact, pa
     parts = replace(CONTEXT, microbatches=2, logit_chunk=3, samples=2, budget=LENGTH - 5)
     found, other_sums = compiled(parts)(params, batch, teacher)
     assert relative_gap(found.policy, whole.policy) < 1e-5
-    np.testing.assert_allclose(other_sums.policy.teacher, sums.policy.teacher, rtol=1e-4)
+    reported = [each.policy.teacher for each in (other_sums, sums)]
+    # Overlaps are those of some tokens, chosen by the most that a completion may have.
+    first, second = (each._replace(overlap=0.0, overlaps=0.0) for each in reported if each is not None)
+    np.testing.assert_allclose(first, second, rtol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (1, 2, 2)])
@@ -123,7 +126,7 @@ def test_a_teacher_equal_to_the_policy_teaches_nothing_to_the_bit(shape, batch) 
     assert sums.policy.teacher is not None
     for name in ("divergence", "reverse", "forward", "stop_gap"):
         assert float(getattr(sums.policy.teacher, name)) == 0.0, name
-    assert sums.policy.teacher.overlap == sums.policy.tokens
+    assert sums.policy.teacher.overlap == sums.policy.teacher.overlaps > 0
     assert_same_bits(gradients.policy, jax.tree.map(jnp.zeros_like, gradients.policy))
 
 
