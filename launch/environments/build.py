@@ -153,6 +153,9 @@ def _in_tokens(config: RunConfig, owner: str, made: Any) -> EnvironmentOf:
 
 def _check_host(config: RunConfig, owner: str) -> None:
     """Raise ConfigError where an environment on the host cannot answer."""
+    lag = config.asynchronous.lag
+    if lag is not None:
+        raise ConfigError(f"asynchronous.lag = {lag}: must be None with {owner}, which is not in JAX")
     if config.rollout.phases:
         raise ConfigError(f"rollout.phases = {config.rollout.phases}: must be empty with {owner}, which is not in JAX")
     if processes.count() > 1:

@@ -55,6 +55,10 @@ def traced() -> Sums:
         ({"function": "nowhere:f"}, "environment.function = nowhere:f: ModuleNotFoundError: ...'nowhere'; must be"),
         ({"function": f"{HERE}:Ad"}, "environment.function = ...no attribute 'Ad'; must be"),
         ({"function": ECHO} | PHASES, f"rollout.phases = ((4, 20),): must be empty with environment.function = {ECHO}"),
+        (
+            {"function": ECHO, "asynchronous.lag": 0},
+            f"asynchronous.lag = 0: must be None with environment.function = {ECHO}",
+        ),
         ({"tools": (ADD,)}, f"environment.tools = {ADD}: needs a chat template...; must be empty"),
         ({"function": "python:f"}, "environment.function = python:f: was a function of a script; give --environment."),
         ({"tools": ("python:f", "python:g")}, "environment.tools = python:f: was a function of a script"),
@@ -111,9 +115,9 @@ def test_options_that_contradict_each_other_are_one_line(options: dict[str, Any]
         config_of(None, options)
 
 
-def test_an_environment_in_jax_has_phases_and_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_in_jax_has_a_lag_phases_and_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "count", lambda: 2)
-    environment = build(None, {"function": f"{__name__}:traced"} | PHASES)([])
+    environment = build(None, {"function": f"{__name__}:traced", "asynchronous.lag": 0} | PHASES)([])
     assert isinstance(environment, Environment) and environment == Sums(16)
     with refuses(f"environment.function = {ECHO}: answers in one process; must be an environment in JAX", ConfigError):
         build(None, {"function": ECHO})

@@ -1,6 +1,6 @@
 """launch.plan with an environment: in JAX within `generate`, on the host as the programs of a rollout in turns."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import jax
@@ -17,10 +17,11 @@ from launch.plan.options import PlanArgs, PlanConfig
 from launch.plan.programs import Plan, Planned, PlannedName, program_names
 from launch.plan.traffic import Collectives, Traffic
 from launch.predict.memory import PROGRAMS, of_step_rollout
+from launch.setup.state import abstract_state
 from specjax.parallel.mesh import MeshConfig
 from specjax.types import Prompts
 from tests.launch.test_build_environment import ECHO, HERE
-from tests.launch.test_plan import CONFIG, experiment_of
+from tests.launch.test_plan import CONFIG, TWO_MESHES, experiment_of
 from tests.refusals import refuses
 
 WIDTH = 40
@@ -52,6 +53,16 @@ def test_an_environment_in_jax_is_part_of_the_rollout():
     assert program_names(experiment) == PROGRAMS
     traced = Plan(experiment).trace("generate")
     assert traced.out_info.sampled is not None and traced.out_info.returns is not None
+
+
+def test_rollouts_ahead_have_the_turns_of_an_environment_in_jax():
+    """They are part of the state, by whose shapes a run resumes."""
+    experiment = experiment_of(override(TWO_MESHES, {"environment.function": IN_JAX.environment.function}))
+    (ahead,) = abstract_state(experiment).ahead
+    traced = Plan(experiment).trace("generate").out_info[0]
+    shapes = [{field.name: getattr(x, field.name) for field in fields(x)} for x in (ahead.rollout, traced)]
+    first, second = ({name: (x.shape, x.dtype) for name, x in each.items() if x is not None} for each in shapes)
+    assert first == second and first.keys() >= {"sampled", "returns", "turns"}
 
 
 def test_tools_are_answered_by_the_host_and_no_tokenizer_is_read():
