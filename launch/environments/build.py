@@ -51,6 +51,7 @@ def environment_of(config: RunConfig, tokenizer: Tokenizer, local: Local | None 
     if options.tools:
         _check_host(config, owner)
         functions = [load_function("environment.tools", name) for name in names] if local is None else local.tools
+        deterministic = all(map(is_deterministic, functions))
         episodes, read, joint = _with_tools(config, tokenizer, functions, local is not None)
     else:
         make = load_function("environment.function", names[0]) if local is None else local.make
@@ -59,9 +60,17 @@ def environment_of(config: RunConfig, tokenizer: Tokenizer, local: Local | None 
         if not _takes_text(made):
             return _in_tokens(config, owner, made)
         _check_host(config, owner)
+        deterministic = is_deterministic(made)
         episodes, read, joint = _of_text(config, tokenizer, made, make, local is not None)
     reports = Reports(owner)
-    return lambda problems: TokenEnvironment(options.answer_tokens, problems, episodes, read, joint, reports)
+    return lambda problems: TokenEnvironment(
+        options.answer_tokens, problems, episodes, read, joint, reports, deterministic
+    )
+
+
+def is_deterministic(environment: Any) -> bool:
+    """Return whether the answers of an environment, or of a tool, follow from problem, seed and turns, as it says."""
+    return bool(getattr(environment, "deterministic", True))
 
 
 @dataclass(frozen=True)

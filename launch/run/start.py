@@ -9,6 +9,7 @@ from launch.console import console
 from launch.costs.cost_table import CostTable
 from launch.data.batches import PromptPipeline, fixed_batches
 from launch.distillation.trainer import answer_generator, distill, first_drafter
+from launch.environments.build import is_deterministic
 from launch.errors import ConfigError
 from launch.evaluation.sampler import Evaluate, held_out_batch_size
 from launch.run.logs import RunLogs
@@ -156,12 +157,22 @@ def held_out_evaluator(experiment: Experiment, reward_fn: RewardFn) -> Evaluate:
 
 
 def report_start(experiment: Experiment, logs: RunLogs, start: Start, continuing: bool, found: bool) -> None:
-    """Log what the run is and its first evaluation. Warn of dropped prompts and of a missing checkpoint."""
+    """Log what the run is and its first evaluation.
+
+    Warn of dropped prompts, of a missing checkpoint, and of an environment that a resumed run cannot repeat.
+    """
     events = logs.events
     events.record_summary(start.step, summarize(experiment, continuing))
     if (differences := experiment.networks.draft.differences()) is not None:
         console.print(differences)
     if continuing:
+        environment, names = experiment.step_config.rollout.environment, experiment.config.environment.names
+        if not is_deterministic(environment):
+            events.warn(
+                start.step,
+                f"{', '.join(names)}: deterministic = False, so steps after {start.step} may differ from those of an "
+                "unbroken run",
+            )
         return
     if start.truncated_before is not None:
         logs.timer.log_start({"eval/accuracy": start.accuracy_before, "eval/truncated": start.truncated_before})

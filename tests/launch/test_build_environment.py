@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from launch.data.problems import Problem
 from launch.environments.build import Local, environment_of
 from launch.environments.token_environment import TokenEnvironment
 from launch.errors import ConfigError
+from launch.run.start import Start, report_start
 from launch.setup.problems import build_tokenizer
 from specjax.environments import Environment
 from specjax.parallel import processes
@@ -127,6 +129,33 @@ def test_an_environment_in_text_may_have_the_names_of_one_in_jax() -> None:
     assert isinstance(sample_environments.Grid(), Environment)
     local = Local(make=sample_environments.Grid)
     assert isinstance(build(None, {"function": "python:Grid"}, local)([]), TokenEnvironment)
+
+
+@pytest.mark.parametrize(("name", "deterministic"), [("Seeded", True), ("Clocked", False)])
+def test_an_environment_says_whether_it_can_be_repeated(
+    name: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = build(None, {"function": f"{HERE}:{name}"})([])
+    assert environment.deterministic == deterministic
+    run: Any = SimpleNamespace(
+        step_config=SimpleNamespace(rollout=SimpleNamespace(environment=environment)),
+        config=SimpleNamespace(environment=SimpleNamespace(names=(name,))),
+        networks=SimpleNamespace(draft=SimpleNamespace(differences=lambda: None)),
+    )
+    warned = list[tuple[int, str]]()
+    events = SimpleNamespace(record_summary=lambda *_: None, warn=lambda *said: warned.append(said))
+    monkeypatch.setattr("launch.run.start.summarize", lambda *_: {})
+    logs: Any = SimpleNamespace(events=events)
+    report_start(run, logs, Start(None, 3, None), continuing=True, found=True)  # pyright: ignore[reportArgumentType]
+    line = f"{name}: deterministic = False, so steps after 3 may differ from those of an unbroken run"
+    assert warned == ([] if deterministic else [(3, line)])
+
+
+def test_a_tool_says_whether_it_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = write_chat_tokenizer(tmp_path, CHATML)
+    assert build(directory, TOOLS)([]).deterministic
+    monkeypatch.setattr(add, "deterministic", False, raising=False)
+    assert not build(directory, TOOLS)([]).deterministic
 
 
 def call(a: int, b: int) -> dict[str, Any]:
