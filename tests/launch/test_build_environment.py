@@ -1,6 +1,7 @@
 """The environment of a run: what is refused at its start, and conversations as the chat template writes them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from launch.data.problems import Problem
 from launch.environments.build import Local, environment_of
 from launch.environments.token_environment import TokenEnvironment
 from launch.errors import ConfigError
-from launch.run.start import Start, report_start
+from launch.run.start import Start, not_repeatable, report_start
 from launch.setup.problems import build_tokenizer
 from specjax.environments import Environment
 from specjax.parallel import processes
@@ -135,20 +136,31 @@ def test_an_environment_in_text_may_have_the_names_of_one_in_jax() -> None:
 def test_an_environment_says_whether_it_can_be_repeated(
     name: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = build(None, {"function": f"{HERE}:{name}"})([])
-    assert environment.deterministic == deterministic
-    run: Any = SimpleNamespace(
-        step_config=SimpleNamespace(rollout=SimpleNamespace(environment=environment)),
-        config=SimpleNamespace(environment=SimpleNamespace(names=(name,))),
-        networks=SimpleNamespace(draft=SimpleNamespace(differences=lambda: None)),
-    )
+    config = config_of(None, {"function": f"{HERE}:{name}"})
+    build_environment: Any = environment_of(config, build_tokenizer(config))
+    step_config = replace(config, rollout=replace(config.rollout, environment=build_environment([])))
+    draft = SimpleNamespace(differences=lambda: None)
+    run: Any = SimpleNamespace(step_config=step_config, networks=SimpleNamespace(draft=draft))
     warned = list[tuple[int, str]]()
     events = SimpleNamespace(record_summary=lambda *_: None, warn=lambda *said: warned.append(said))
     monkeypatch.setattr("launch.run.start.summarize", lambda *_: {})
     logs: Any = SimpleNamespace(events=events)
     report_start(run, logs, Start(None, 3, None), continuing=True, found=True)  # pyright: ignore[reportArgumentType]
-    line = f"{name}: deterministic = False, so steps after 3 may differ from those of an unbroken run"
+    line = f"{HERE}:{name}: deterministic = False: steps after 3 may differ from those of an unbroken run"
     assert warned == ([] if deterministic else [(3, line)])
+
+
+def test_a_lookup_in_other_rows_cannot_be_repeated_with_an_environment_on_the_host() -> None:
+    history = {"function": f"{HERE}:Seeded", "draft.lookup.kind": "history"}
+    reasons = list[str | None]()
+    for options in (history, history | {"rollout.verifier": "coupled"}, history | {"function": f"{__name__}:traced"}):
+        config = config_of(None, options)
+        build_environment: Any = environment_of(config, build_tokenizer(config))
+        reasons.append(
+            not_repeatable(replace(config, rollout=replace(config.rollout, environment=build_environment([]))))
+        )
+    assert reasons[0] is not None and reasons[0].startswith("draft.lookup.kind = history: reads other rows")
+    assert reasons[1:] == [None, None]
 
 
 def test_a_tool_says_whether_it_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
