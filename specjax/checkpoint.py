@@ -175,7 +175,7 @@ class Checkpointer:
         if step == max(self._all_steps(), default=None):
             return
         items = dict[str, Any](data=ocp.args.JsonSave(data), extra=ocp.args.JsonSave(extra))
-        state = replace(state, ahead=processes.fetch(state.ahead))
+        state = replace(state, ahead=_without_empty(processes.fetch(state.ahead)))
         if self._alone and self._manager is not None:
             # Orbax refuses arrays of a single one of several processes.
             state = processes.fetch_here(state)
@@ -201,7 +201,8 @@ class Checkpointer:
         checkpoint, its arrays differ from `abstract`, or a parameter is not finite. Assumes that `set_damaged_aside`
         has verified the checksums.
         """
-        step, abstract_items = self.step_of(which), _to_items(replace(abstract, ahead=_on_host(abstract.ahead)))
+        step, ahead = self.step_of(which), _without_empty(_on_host(abstract.ahead))
+        abstract_items = _to_items(replace(abstract, ahead=ahead))
         for name, arrays in abstract_items.items():
             self._compare(step, name, arrays)
         items = self._read(step, abstract_items, ("data", "extra"))
@@ -210,8 +211,9 @@ class Checkpointer:
         state = replace(state, params=replace(state.params, **items["params"]["params"]))
         # Rollouts in flight are on other devices than the rest, and perhaps in other processes.
         like, structure = jax.tree.flatten(abstract.ahead)
-        read = processes.agree(jax.tree.leaves(state.ahead))
-        placed = [processes.place(x, each.sharding) for x, each in zip(read, like, strict=True)]
+        read = iter(processes.agree(jax.tree.leaves(state.ahead)))
+        arrays = [next(read) if each.size else np.zeros(each.shape, each.dtype) for each in like]
+        placed = [processes.place(x, each.sharding) for x, each in zip(arrays, like, strict=True)]
         state = replace(state, ahead=jax.tree.unflatten(structure, placed))
         check_finite(items["params"], self._directory / str(step))
         return Checkpoint(step, state, items["data"], items["extra"])
@@ -341,6 +343,11 @@ def _to_items(state: TrainState) -> dict[str, PyTree]:
     """
     rest = replace(state, params=Params((), (), state.params.memory), teacher=None)
     return {"params": _networks(state.params), "state": rest}
+
+
+def _without_empty(rollouts: PyTree) -> PyTree:
+    """Return rollouts without arrays that hold nothing, as counts of no drafted token: Orbax refuses them."""
+    return jax.tree.map(lambda x: x if x.size else None, rollouts)
 
 
 def _on_host(abstract: PyTree) -> PyTree:

@@ -88,7 +88,7 @@ class HostEnvironment(Protocol):
     """An environment on the host. The rollout's program stops for its answers and goes on with its caches kept.
 
     Answers may come at any time and in any order. What a sequence gets must depend on its own problem, seed and turns
-    only.
+    only, or a run cannot be repeated. An environment for which that is not so has an attribute `deterministic = False`.
     """
 
     @property

@@ -107,7 +107,6 @@ class RunConfig(TrainConfig):
                 "reward.scorer = environment: must be another with environment.tools, which give no reward"
             )
         for name, value in (
-            ("asynchronous.lag", self.asynchronous.lag),
             ("rollout.carry_over", rollout.carry_over),
             ("rollout.function", rollout.function),
         ):

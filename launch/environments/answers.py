@@ -34,7 +34,8 @@ class TextEnvironment(Protocol):
 
     It should be a function of (problem, seed, turns), so that an interrupted run can repeat it. `begin` and `end` may
     be missing. An exception ends the episode, which then has no reward. A class attribute `roles` names the roles of
-    its messages, if they are others than ("user",).
+    its messages, if they are others than ("user",). A class attribute `deterministic = False` says that it is no such
+    function.
     """
 
     def begin(self, problem: dict[str, Any], seed: int) -> None:

@@ -20,7 +20,7 @@ from launch.environments.threads import ThreadEpisodes
 from launch.environments.token_environment import Reports, TokenEnvironment, turn_reader
 from launch.environments.tools import Tools
 from launch.errors import ConfigError
-from specjax.environments import Environment, HostEnvironment
+from specjax.environments import Environment, Episode, HostEnvironment
 from specjax.parallel import processes
 
 EnvironmentOf = Callable[[Sequence[Problem]], Environment | HostEnvironment]
@@ -45,28 +45,60 @@ def environment_of(config: RunConfig, tokenizer: Tokenizer, local: Local | None 
     options = config.environment
     if not options.names:
         return None
-    option, names = "tools" if options.tools else "function", options.names
-    owner = f"environment.{option} = {', '.join(names)}"
-    if local is None and (gone := [name for name in names if name.startswith(LOCAL)]):
-        raise ConfigError(
-            f"environment.{option} = {gone[0]}: was a function of a script; give --environment.{option} "
-            "package.module:name, or in Python train(.., resume=True)"
-        )
+    if local is None:
+        _check_named(config)
+    owner, names = _owner(config), options.names
     if options.tools:
         _check_host(config, owner)
         functions = [load_function("environment.tools", name) for name in names] if local is None else local.tools
+        deterministic = all(map(is_deterministic, functions))
         episodes, read, joint = _with_tools(config, tokenizer, functions, local is not None)
     else:
         make = load_function("environment.function", names[0]) if local is None else local.make
         assert make is not None
-        with refusing_errors("environment.function", names[0], "be a class or function that makes an environment"):
-            made: Any = make()
+        made = _made(config, make)
         if not _takes_text(made):
             return _in_tokens(config, owner, made)
         _check_host(config, owner)
+        deterministic = is_deterministic(made)
         episodes, read, joint = _of_text(config, tokenizer, made, make, local is not None)
     reports = Reports(owner)
-    return lambda problems: TokenEnvironment(options.answer_tokens, problems, episodes, read, joint, reports)
+    return lambda problems: TokenEnvironment(
+        options.answer_tokens, problems, episodes, read, joint, reports, deterministic
+    )
+
+
+def is_deterministic(environment: Any) -> bool:
+    """Return whether the answers of an environment, or of a tool, follow from problem, seed and turns, as it says."""
+    return bool(getattr(environment, "deterministic", True))
+
+
+@dataclass(frozen=True)
+class Unanswered:
+    """An environment on the host as a plan reads it: only its width. width: most tokens of an observation."""
+
+    width: int
+
+    def begin(self, problem: int, seed: int) -> Episode:
+        raise AssertionError("a plan does not run programs")
+
+
+def planned_environment_of(config: RunConfig) -> EnvironmentOf | None:
+    """Return `environment_of` as a plan reads it: in JAX, or of the same width on the host. None without one.
+
+    Reads no tokenizer and starts no process. Raises ConfigError if the function cannot be imported or is no
+    environment.
+    """
+    options = config.environment
+    if not options.names:
+        return None
+    _check_named(config)
+    if options.function is not None:
+        made = _made(config, load_function("environment.function", options.function))
+        if not _takes_text(made):
+            return _in_tokens(config, _owner(config), made)
+    _check_host(config, _owner(config))
+    return lambda problems: Unanswered(options.answer_tokens)
 
 
 def showing_tools(config: RunConfig, tokenizer: Tokenizer) -> Tokenizer:
@@ -89,6 +121,27 @@ def _show_tools(
     return tokenizer, tokenizer.template
 
 
+def _owner(config: RunConfig) -> str:
+    """Return what messages name."""
+    return f"environment.{'tools' if config.environment.tools else 'function'} = {', '.join(config.environment.names)}"
+
+
+def _check_named(config: RunConfig) -> None:
+    """Raise ConfigError for functions that only a script had."""
+    option = "tools" if config.environment.tools else "function"
+    if gone := [name for name in config.environment.names if name.startswith(LOCAL)]:
+        raise ConfigError(
+            f"environment.{option} = {gone[0]}: was a function of a script; give --environment.{option} "
+            "package.module:name, or in Python train(.., resume=True)"
+        )
+
+
+def _made(config: RunConfig, make: Callable[[], Any]) -> Any:
+    name = config.environment.names[0]
+    with refusing_errors("environment.function", name, "be a class or function that makes an environment"):
+        return make()
+
+
 def _takes_text(made: Any) -> bool:
     """Return whether an environment is one in text: its step takes the turn only."""
     try:
@@ -109,6 +162,9 @@ def _in_tokens(config: RunConfig, owner: str, made: Any) -> EnvironmentOf:
 
 def _check_host(config: RunConfig, owner: str) -> None:
     """Raise ConfigError where an environment on the host cannot answer."""
+    lag = config.asynchronous.lag
+    if lag is not None:
+        raise ConfigError(f"asynchronous.lag = {lag}: must be None with {owner}, which is not in JAX")
     if config.rollout.phases:
         raise ConfigError(f"rollout.phases = {config.rollout.phases}: must be empty with {owner}, which is not in JAX")
     if processes.count() > 1:

@@ -48,6 +48,7 @@ class TokenEnvironment:
         read:      token ids of a turn -> its text.
         joint:     the ids that follow a turn.
         reports:   logs failures.
+        deterministic: answers follow from problem, seed and turns.
     """
 
     width: int
@@ -56,6 +57,7 @@ class TokenEnvironment:
     read: Callable[[Sequence[int]], str]
     joint: Joint
     reports: Reports
+    deterministic: bool = True
 
     def begin(self, problem: int, seed: int) -> "TokenEpisode":
         return TokenEpisode(self, self.episodes.begin(as_object(self.problems[problem]), seed))

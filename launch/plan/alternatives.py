@@ -10,14 +10,15 @@ FEW_POSITIONS = 64
 
 
 def alternatives(config: RunConfig, program: str, experts: bool) -> Iterator[tuple[str, RunConfig]]:
-    """Yield (options to pass, the changed config) for what may reduce the memory of `generate` or `update`.
+    """Yield (options to pass, the changed config) for what may reduce the memory of a program of the step.
 
     First those that change no token, then those that change the batch, then meshes. The number of devices stays the
     same, unless neither `data` nor `fsdp` can give devices to the axis that grows.
 
     experts: the policy is a mixture of experts, which `mesh.expert` splits.
     """
-    yield from smaller_rollouts(config) if program == "generate" else _update(config)
+    # Other programs of a rollout are those with an environment on the host, which has no phases.
+    yield from _update(config) if program == "update" else smaller_rollouts(config, phases=program == "generate")
     ahead, separate = config.asynchronous, program == "generate" and config.asynchronous.lag is not None
     section, current = ("asynchronous.rollout-mesh", ahead.rollout_mesh) if separate else ("mesh", config.mesh)
     for axis in ("tensor", "expert", "fsdp") if experts else ("tensor", "fsdp"):
@@ -36,15 +37,18 @@ def alternatives(config: RunConfig, program: str, experts: bool) -> Iterator[tup
         yield text + suffix, replace(config, **variant)
 
 
-def smaller_rollouts(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
-    """Yield the same for half the slots, so that sequences wait, and for half the prompts or tokens of a prompt."""
+def smaller_rollouts(config: RunConfig, phases: bool) -> Iterator[tuple[str, RunConfig]]:
+    """Yield the same for half the slots, so that sequences wait, and for half the prompts or tokens of a prompt.
+
+    phases: sequences may wait.
+    """
     mesh = config.mesh if config.asynchronous.lag is None else config.asynchronous.rollout_mesh
     shards, data = mesh.data * mesh.fsdp, config.data
     sequences = data.prompts * config.rollout.group_size // shards
-    phases = lay_out(config.rollout, sequences, data.max_prompt_tokens)
-    limit = phases[0].slots // 2
-    if limit:
-        fewer_slots = tuple(dict.fromkeys((min(slots, limit), window) for slots, window in phases))
+    laid = lay_out(config.rollout, sequences, data.max_prompt_tokens)
+    limit = laid[0].slots // 2
+    if limit and phases:
+        fewer_slots = tuple(dict.fromkeys((min(slots, limit), window) for slots, window in laid))
         words = " ".join(f"{slots} {window}" for slots, window in fewer_slots)
         yield f"--rollout.phases {words}", replace(config, rollout=replace(config.rollout, phases=fewer_slots))
     if data.prompts % (2 * shards) == 0:

@@ -1,6 +1,7 @@
 """Refusal of a step whose arrays do not fit a device, before anything is compiled."""
 
 from dataclasses import replace
+from functools import partial
 
 from launch.errors import ConfigError
 from launch.plan.alternatives import smaller_rollouts
@@ -39,10 +40,11 @@ def smaller_options(experiment: Experiment, usable: float) -> list[str]:
     """Return options by which a rollout may fit, each with about its least memory, the smallest change first."""
     known = known_components("generate", experiment, abstract_state(experiment))
     others, found = sum(known.values()) - known["caches"], list[str]()
-    for option in (words.split()[0] for words, _ in smaller_rollouts(experiment.config)):
+    smaller_than = partial(smaller_rollouts, phases=not experiment.step_config.rollout.answers_on_host)
+    for option in (words.split()[0] for words, _ in smaller_than(experiment.config)):
         config = experiment.config
         for _ in range(HALVINGS):
-            changes = {words.split()[0]: (words, smaller) for words, smaller in smaller_rollouts(config)}
+            changes = {words.split()[0]: (words, smaller) for words, smaller in smaller_than(config)}
             if option not in changes:
                 break
             words, config = changes[option]

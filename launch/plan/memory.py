@@ -24,14 +24,20 @@ AMONG_TEMPORARIES = {
 
 
 def components(
-    name: ProgramName, experiment: Experiment, state: TrainState, batches: PyTree, compiled: jax.stages.Compiled
+    name: ProgramName,
+    experiment: Experiment,
+    state: TrainState,
+    batches: PyTree,
+    compiled: jax.stages.Compiled,
+    prepared: bool = False,
 ) -> Parts:
     """Return bytes per device by component while a program runs on its mesh.
 
     Weights, moments, copies, caches and gradients follow from shapes and shardings. Temporaries are the remainder of
     XLA's total for the program.
 
-    batches: the program's arguments after the state, as shapes. They are split by rows.
+    batches:  the program's arguments after the state, as shapes. They are split by rows.
+    prepared: the program gets the copy for the rollout in place of the state.
     """
     memory = compiled.memory_analysis()
     assert memory is not None
@@ -40,6 +46,8 @@ def components(
     total = sum(held(name, experiment, state).values()) + bytes_per_device(batches)
     total += memory.output_size_in_bytes - memory.alias_size_in_bytes + memory.temp_size_in_bytes
     known = known_components(name, experiment, state)
+    if prepared:
+        total += known["copy for the rollout"]
     spare = total - sum(known.values())
     if SECOND_GRADIENTS in known:
         # XLA may have found a way without it, or without a part.

@@ -15,7 +15,7 @@ from launch.plan.estimate import MeshEstimate
 from launch.plan.meshes import enough_gpus, mesh_options, mesh_table, rank_meshes
 from launch.plan.options import PlanArgs, PlanConfig
 from launch.plan.overlap import estimate_overlap, overlap_json, overlap_table
-from launch.plan.programs import Planned, plan_program
+from launch.plan.programs import Planned, PlannedName, half_of, plan_program, program_names
 from launch.plan.report import (
     Alternative,
     as_json,
@@ -27,7 +27,7 @@ from launch.plan.report import (
     work,
 )
 from launch.predict.clock import round_times
-from launch.predict.memory import PROGRAMS, USABLE, ProgramName, checkpoint_copy
+from launch.predict.memory import PROGRAMS, USABLE, checkpoint_copy
 from launch.setup.experiment import Experiment, abstract_experiment
 from launch.setup.state import abstract_state
 from launch.timing import provenance
@@ -35,7 +35,7 @@ from specjax.cost import HARDWARE
 from specjax.parallel.memory import gib
 from specjax.parallel.mesh import describe_mesh
 
-Programs = dict[ProgramName, Planned]
+Programs = dict[PlannedName, Planned]
 
 
 def plan(config: RunConfig, args: PlanArgs) -> None:
@@ -67,7 +67,9 @@ def plan(config: RunConfig, args: PlanArgs) -> None:
     if overlap is not None:
         console.print("\n".join(("", *overlap_table(*overlap, usable))))
     tried: list[Alternative] = []
-    for name, program in programs.items():
+    for half in PROGRAMS:
+        of_half: Programs = {name: program for name, program in programs.items() if half_of(name) == half}
+        name, program = max(of_half.items(), key=lambda each: each[1].total)
         if program.total <= usable:
             continue
         console.print(f"{name} does not fit" + "; compiled with one option changed:" * args.plan.alternatives)
@@ -133,10 +135,10 @@ def _compile(config: RunConfig, plan: PlanConfig, usable: float) -> tuple[Experi
     experiment, recipe_plan = abstract_experiment(config, *meshes), replace(plan, gpus=None)
     console.print(describe(config, plan, *meshes))
     check_bound(experiment, usable)
-    return experiment, {name: plan_program(config, recipe_plan, name) for name in PROGRAMS}
+    return experiment, {name: plan_program(config, recipe_plan, name) for name in program_names(experiment)}
 
 
-def compare(config: RunConfig, plan: PlanConfig, program: ProgramName, now: int, experts: bool) -> list[Alternative]:
+def compare(config: RunConfig, plan: PlanConfig, program: PlannedName, now: int, experts: bool) -> list[Alternative]:
     """Compile `program` with one option changed at a time (`alternatives`), and print the memory of each variant.
 
     now: bytes per device without a change.

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 from configs.schema import RunConfig
 from launch.plan.estimate import MeshEstimate
 from launch.plan.options import PlanConfig
-from launch.plan.programs import Planned
+from launch.plan.programs import Planned, PlannedName
 from launch.plan.traffic import Traffic
 from launch.predict.clock import RoundTimes
 from launch.predict.memory import USABLE, ProgramName
@@ -45,8 +45,6 @@ def describe(config: RunConfig, plan: PlanConfig, mesh: Mesh, rollout_mesh: Mesh
     devices = _describe_devices(mesh, device)
     if rollout_mesh is not mesh:
         devices = f"{devices} that train and {_describe_devices(rollout_mesh, device)} that generate"
-    if config.environment.names:
-        devices = f"{devices}, of one turn: {', '.join(config.environment.names)} answers in programs of its own"
     if plan.gpu == "cpu":
         return (
             f"{config.name} on {devices}. NOT A GPU'S FIGURES: temporaries are 2.5 to 3 times a GPU's, and collectives "
@@ -60,7 +58,7 @@ def _describe_devices(mesh: Mesh, device: str) -> str:
 
 
 def memory_table(
-    programs: Mapping[ProgramName, Planned], capacity: int | None, separate: bool = False
+    programs: Mapping[PlannedName, Planned], capacity: int | None, separate: bool = False
 ) -> Iterator[str]:
     """Yield the lines of memory per device by component, and whether it fits.
 
@@ -100,8 +98,8 @@ def _verdict(largest: int, capacity: int) -> str:
     return "fits"
 
 
-def traffic_table(programs: Mapping[ProgramName, Planned]) -> Iterator[str]:
-    """Yield the lines of collectives: of each program, of one admission, and of one round at the longest draft."""
+def traffic_table(programs: Mapping[PlannedName, Planned]) -> Iterator[str]:
+    """Yield the lines of collectives: of each program, and of one admission, round at the longest draft, or answer."""
     yield f"{'collectives':34}{'between':>24}{'times':>8}{'MB received':>14}"
     for title, traffic in _parts(programs):
         if not traffic.count and title != "one admission":
@@ -111,10 +109,15 @@ def traffic_table(programs: Mapping[ProgramName, Planned]) -> Iterator[str]:
             yield f"  {f'{title}: {kind.operation}':32}{between:>24}{count:>8,}{traffic.size[kind] / 1e6:>14,.1f}"
 
 
-def work(programs: Mapping[ProgramName, Planned], mesh: Mesh, rollout_mesh: Mesh) -> Iterator[str]:
+def work(programs: Mapping[PlannedName, Planned], mesh: Mesh, rollout_mesh: Mesh) -> Iterator[str]:
     """Yield the lines of matrix products and compile times."""
-    turn, update = programs["generate"].flops.turn / rollout_mesh.size, programs["update"].flops.fixed / mesh.size
-    yield f"matrix products, divided by the devices: {turn / 1e12:,.2f} TFLOP a round, {update / 1e12:,.1f} an update"
+    rounds = programs["decode" if "decode" in programs else "generate"]
+    turn, update = rounds.flops.turn / rollout_mesh.size, programs["update"].flops.fixed / mesh.size
+    products = [f"{turn / 1e12:,.2f} TFLOP a round"]
+    if "answer" in programs:
+        products.append(f"{programs['answer'].flops.fixed / rollout_mesh.size / 1e12:,.2f} an answer to all rows")
+    products.append(f"{update / 1e12:,.1f} an update")
+    yield f"matrix products, divided by the devices: {', '.join(products)}"
     yield "traced and compiled in " + ", ".join(f"{each.seconds:.0f} s ({name})" for name, each in programs.items())
 
 
@@ -129,7 +132,7 @@ def round_table(times: Sequence[RoundTimes]) -> Iterator[str]:
 def as_json(
     config: RunConfig,
     plan: PlanConfig,
-    programs: Mapping[ProgramName, Planned],
+    programs: Mapping[PlannedName, Planned],
     times: Sequence[RoundTimes],
     tried: Sequence[Alternative],
     estimates: Sequence[MeshEstimate],
@@ -167,8 +170,15 @@ def as_json(
     }
 
 
-def _parts(programs: Mapping[ProgramName, Planned]) -> Iterator[tuple[str, Traffic]]:
-    yield "generate", programs["generate"].collectives.fixed
-    yield "one admission", programs["generate"].collectives.outer
-    yield "one round", programs["generate"].collectives.turn
+def _parts(programs: Mapping[PlannedName, Planned]) -> Iterator[tuple[str, Traffic]]:
+    if "generate" in programs:
+        yield "generate", programs["generate"].collectives.fixed
+        yield "one admission", programs["generate"].collectives.outer
+        yield "one round", programs["generate"].collectives.turn
+    else:
+        yield "begin", programs["begin"].collectives.fixed
+        yield "decode", programs["decode"].collectives.fixed
+        yield "one round", programs["decode"].collectives.turn
+        yield "one answer", programs["answer"].collectives.fixed
+        yield "finish", programs["finish"].collectives.fixed
     yield "update", programs["update"].collectives.fixed

@@ -94,7 +94,8 @@ def _check_training_rollout(experiment: Experiment) -> None:
     config, asynchronous = experiment.config, experiment.config.asynchronous
     if config.rollout.function is None and asynchronous.lag is None and config.rollout.carry_over is None:
         return
-    rollout = trace_rollout(experiment, config.rollout, config.data.prompts, experiment.rollout_mesh, training=True)
+    options = experiment.step_config.rollout
+    rollout = trace_rollout(experiment, options, config.data.prompts, experiment.rollout_mesh, training=True)
     for name, value, allowed in (
         ("model.rollout_dtype", config.model.rollout_dtype, None),
         ("lora.merged", config.lora.merged, False),

@@ -5,10 +5,12 @@ from typing import Any, NamedTuple
 
 import jax
 
+from configs.schema import RunConfig
 from launch.console import console
 from launch.costs.cost_table import CostTable
 from launch.data.batches import PromptPipeline, fixed_batches
 from launch.distillation.trainer import answer_generator, distill, first_drafter
+from launch.environments.build import is_deterministic
 from launch.errors import ConfigError
 from launch.evaluation.sampler import Evaluate, held_out_batch_size
 from launch.run.logs import RunLogs
@@ -159,13 +161,29 @@ def held_out_evaluator(experiment: Experiment, reward_fn: RewardFn) -> Evaluate:
     return Evaluate(experiment, reward_fn, fixed_batches(table.first(experiment.config.eval.prompts), size))
 
 
+def not_repeatable(config: RunConfig) -> str | None:
+    """Return why the steps of a run depend on more than its seeds; None if they do not. config: `step_config`."""
+    rollout, names = config.rollout, ", ".join(config.environment.names)
+    if not is_deterministic(rollout.environment):
+        return f"{names}: deterministic = False"
+    reads_siblings = config.draft.lookup.kind == "history" and max(rollout.lengths) > 0
+    if rollout.answers_on_host and reads_siblings and rollout.verifier != "coupled":
+        return f"draft.lookup.kind = history: reads other rows, whose progress depends on the delays of {names}"
+    return None
+
+
 def report_start(experiment: Experiment, logs: RunLogs, start: Start, continuing: bool, found: bool) -> None:
-    """Log what the run is and its first evaluation. Warn of dropped prompts and of a missing checkpoint."""
+    """Log what the run is and its first evaluation.
+
+    Warn of dropped prompts, of a missing checkpoint, and of an environment that a resumed run cannot repeat.
+    """
     events = logs.events
     events.record_summary(start.step, summarize(experiment, continuing))
     if (differences := experiment.networks.draft.differences()) is not None:
         console.print(differences)
     if continuing:
+        if (reason := not_repeatable(experiment.step_config)) is not None:
+            events.warn(start.step, f"{reason}: steps after {start.step} may differ from those of an unbroken run")
         return
     if start.truncated_before is not None:
         logs.timer.log_start({"eval/accuracy": start.accuracy_before, "eval/truncated": start.truncated_before})

@@ -15,7 +15,7 @@ from launch.cli.functions import load_function
 from launch.data.batches import PromptPipeline, PromptTable, prompt_pipeline
 from launch.data.problems import Problem
 from launch.data.tokenizers import ByteTokenizer, Tokenizer
-from launch.environments.build import EnvironmentOf, Local, environment_of
+from launch.environments.build import EnvironmentOf, Local, environment_of, planned_environment_of
 from launch.errors import as_config_error, check_all
 from launch.jobs.hosts import request_cpu_devices
 from launch.phases.long_phases import long_phase
@@ -217,13 +217,13 @@ def abstract_experiment(config: RunConfig, mesh: Mesh, rollout_mesh: Mesh | None
     tokenizer.stop_tokens = tuple(token for token in config.rollout.stop_tokens if not isinstance(token, str)) or (0,)
     if config.data.tokenizer != "checkpoint":
         tokenizer = build_tokenizer(config)
-    config = _with_stops(config, tokenizer)
+    config, environments = _with_stops(config, tokenizer), planned_environment_of(config)
     remembered = build_problems(config).train if config.draft.lookup.kind == "history" else []
     networks = build_networks(config, mesh, tokenizer, remembered, shapes=True)
     check_experts(config, networks)
     config = _frozen_if_empty(config, networks)
     unread, teacher = Problems(train=[], held_out=[]), build_teacher(config, networks, tokenizer, mesh, shapes=True)
-    return Experiment(config, mesh, rollout_mesh, tokenizer, unread, networks, *functions, teacher)
+    return Experiment(config, mesh, rollout_mesh, tokenizer, unread, networks, *functions, teacher, environments)
 
 
 def _with_stops(config: RunConfig, tokenizer: Tokenizer) -> RunConfig:

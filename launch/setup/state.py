@@ -38,7 +38,7 @@ def abstract_state(experiment: Experiment) -> TrainState:
 
 
 def _abstract_ahead(experiment: Experiment, state: TrainState) -> Ahead:
-    config, mesh = experiment.config, experiment.rollout_mesh
+    config, mesh = experiment.step_config, experiment.rollout_mesh
     waiting, everywhere = waiting_sharding(mesh), NamedSharding(mesh, P())
     rollout = trace_rollout(experiment, config.rollout, config.data.prompts, mesh, training=True)
     shapes = rollout, experiment.abstract_prompts(config.data.prompts)

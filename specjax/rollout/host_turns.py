@@ -7,7 +7,7 @@ ends. `answer` appends the answers that have come. `finish` returns the rollout.
 import time
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,7 @@ from specjax.types import Ending, Params, Policy, Prompts, Rollout, pytree
 
 # Most rounds of a call of `decode`, so that an answer does not wait for a long turn of another row.
 ROUNDS = 16
+TurnsProgram = Literal["begin", "decode", "answer", "finish"]
 
 
 @pytree
@@ -64,7 +65,7 @@ class HostTurns:
         self._prepare: Any = None
         self.seconds: dict[str, Any] = {}
         rows, whole = P(BATCH_AXES), P()
-        programs = {
+        programs: dict[TurnsProgram, Any] = {
             "begin": (self._begin, (whole, rows, whole, whole), ()),
             "decode": (self._decode, (whole, rows, whole), (1,)),
             "answer": (self._answer, (whole, rows, rows, rows), (1,)),
@@ -95,7 +96,8 @@ class HostTurns:
         with self._conversations(paused, prompts) as conversations:
             while not (rows := _rows(paused)).done.all():
                 if answers := conversations.answers(rows):
-                    paused = programs["answer"](params, paused, *self._observation(answers, len(rows.done)))
+                    seen = self._place(self._observation(answers, len(rows.done)))
+                    paused = programs["answer"](params, paused, *seen)
                 paused = programs["decode"](params, paused, chosen)
             last_rewards = conversations.last_rewards()
         rollout = programs["finish"](params, paused, self._place(last_rewards), chosen)
@@ -114,18 +116,32 @@ class HostTurns:
         self, params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice
     ) -> Rollout:
         """Start to compile for such parameters, prepared, and return the shapes of the rollout."""
-        programs, rows = self._programs, partial(shapes_on, self._rows)
-        paused = rows(
-            programs["begin"].start_compiling(params, abstract_prompts(prompts, self.mesh), seed_step, chosen)
-        )
-        programs["decode"].start_compiling(params, paused, chosen)
-        last_rewards = jax.ShapeDtypeStruct(paused.record.lengths.shape, jnp.float32, sharding=self._rows)
-        for width in self._widths:
-            answers = {0: Answer([0] * width)}
-            programs["answer"].start_compiling(
-                params, paused, *rows(self._observation(answers, len(paused.record.lengths)))
-            )
-        return programs["finish"].start_compiling(params, paused, last_rewards, chosen)
+        calls = self._calls(params, prompts, seed_step, chosen)
+        *_, rollout = [self._programs[name].start_compiling(*args) for name, args in calls]
+        return rollout
+
+    def trace(
+        self, name: TurnsProgram, params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice
+    ) -> jax.stages.Traced:
+        """Return a traced program for such parameters, prepared: `answer` for the longest answers."""
+        calls = dict(self._calls(params, prompts, seed_step, chosen))
+        return self._programs[name].trace(*calls[name])
+
+    def _calls(
+        self, params: Params, prompts: Prompts, seed_step: SeedStep, chosen: Choice
+    ) -> list[tuple[TurnsProgram, tuple[Any, ...]]]:
+        """Return the programs in order with the shapes of their arguments: `answer` for each width, ascending."""
+        rows, begin = partial(shapes_on, self._rows), (params, abstract_prompts(prompts, self.mesh), seed_step, chosen)
+        paused = rows(self._programs["begin"].trace(*begin).out_info)
+        count = len(paused.record.lengths)
+        answers = [rows(self._observation({0: Answer([0] * width)}, count)) for width in self._widths]
+        last_rewards = jax.ShapeDtypeStruct((count,), jnp.float32, sharding=self._rows)
+        return [
+            ("begin", begin),
+            ("decode", (params, paused, chosen)),
+            *(("answer", (params, paused, *seen)) for seen in answers),
+            ("finish", (params, paused, last_rewards, chosen)),
+        ]
 
     def _conversations(self, paused: Paused, prompts: Prompts) -> Conversations:
         config, (policy, _) = self._config, self._networks
@@ -134,8 +150,8 @@ class HostTurns:
         batch, _ = admission(config, len(problems))
         return Conversations(self.environment, problems, keys, policy.vocab_size, batch)
 
-    def _observation(self, answers: dict[int, Answer], rows: int) -> tuple[Observation, Array]:
-        """Return the answers as a row of each sequence, and which have one."""
+    def _observation(self, answers: dict[int, Answer], rows: int) -> Any:
+        """Return the answers as a row of each sequence, and which have one, as numpy."""
         most = max((len(answer.tokens) for answer in answers.values()), default=0)
         width = next(width for width in self._widths if width >= most)
         tokens, count = np.zeros((rows, width), np.int32), np.zeros(rows, np.int32)
@@ -145,7 +161,7 @@ class HostTurns:
             tokens[row, : len(answer.tokens)], count[row] = answer.tokens, len(answer.tokens)
             ending[row], reward[row], ready[row] = answer.ending, answer.reward, True
         seen: Any = tokens, count, ending != Ending.GOING, reward, ending
-        return self._place((Observation(*seen), ready))
+        return Observation(*seen), ready
 
     @property
     def _widths(self) -> tuple[int, ...]:

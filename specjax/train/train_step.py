@@ -15,12 +15,13 @@ from jax.sharding import PartitionSpec as P
 
 from specjax.adapters import joined
 from specjax.drafters import Drafter
+from specjax.keys import SeedStep
 from specjax.parallel import processes
 from specjax.parallel.mesh import BATCH_AXES, shapes_on
 from specjax.program import Program
 from specjax.rewards import HostReward, RewardFn
-from specjax.rollout.generate import RolloutFn, abstract_prompts, copy_on, place
-from specjax.rollout.host_turns import HostTurns
+from specjax.rollout.generate import Choice, RolloutFn, abstract_prompts, copy_on, place
+from specjax.rollout.host_turns import HostTurns, TurnsProgram
 from specjax.rollout.speculative import speculative_rollout
 from specjax.train.config import TrainConfig, check_carry_over, check_groups, check_mixture
 from specjax.train.draft.replay import check_replay
@@ -29,7 +30,7 @@ from specjax.train.loss import LossFn, policy_loss
 from specjax.train.metrics import Metrics
 from specjax.train.selection import withhold_rewards
 from specjax.train.stages import Stages
-from specjax.types import Policy, Prompts, Reward, Rollout, TrainState
+from specjax.types import Params, Policy, Prompts, Reward, Rollout, TrainState
 
 StepResult = tuple[TrainState, Rollout, Metrics]
 
@@ -63,11 +64,16 @@ def update(stages: Stages, state: TrainState, prompts: Prompts, rollout: Rollout
 
 def start_compiling_turns(turns: HostTurns, stages: Stages, state: TrainState, prompts: Prompts) -> Rollout:
     """Start to compile the programs of a rollout with an environment on the host. Return the shapes of the rollout."""
+    return turns.start_compiling_prepared(*_turns_args(stages, state, prompts))
+
+
+def _turns_args(stages: Stages, state: TrainState, prompts: Prompts) -> tuple[Params, Prompts, SeedStep, Choice]:
+    """Return what the programs of `HostTurns` are compiled for."""
     everywhere = NamedSharding(stages.mesh, P())
     with jax.set_mesh(stages.mesh):
         params = joined(copy_on(stages.mesh, stages.policy, stages.drafter, state.params))
         chosen = shapes_on(everywhere, jax.eval_shape(stages.choose, state))
-    return turns.start_compiling_prepared(params, prompts, stages.seed_step(jnp.int32(0)), chosen)
+    return params, prompts, stages.seed_step(jnp.int32(0)), chosen
 
 
 class TrainStep:
@@ -138,13 +144,24 @@ class TrainStep:
             return self._program("step", state).trace(state, abstract_prompts(prompts, self._mesh)).lower()
 
     def trace_half(self, name: Literal["generate", "update"], state: TrainState, prompts: Prompts) -> jax.stages.Traced:
-        """Return the traced program `generate` or `update`, to lower or to inspect. See `lower` for the arguments."""
+        """Return the traced program `generate` or `update`, to lower or to inspect. See `lower` for the arguments.
+
+        With an environment on the host, the programs in place of `generate` are those of `trace_turns`.
+        """
         # Traced once for both programs: jax keeps the trace.
+        if self._host_turns is not None:
+            assert name == "update"
+            return self.trace_update(state, prompts, self.trace_turns("finish", state, prompts).out_info)
         generate = self._program("generate", state).trace(state, abstract_prompts(prompts, self._mesh))
         if name == "generate":
             return generate
         rollout = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), generate.out_info)
         return self.trace_update(state, prompts, rollout)
+
+    def trace_turns(self, name: TurnsProgram, state: TrainState, prompts: Prompts) -> jax.stages.Traced:
+        """Return a traced program of a rollout with an environment on the host. See `lower` for the arguments."""
+        assert self._host_turns is not None
+        return self._host_turns.trace(name, *_turns_args(self._stages, state, prompts))
 
     def trace_update(self, state: TrainState, prompts: Prompts, rollout: Rollout) -> jax.stages.Traced:
         """Return the traced program `update` for a rollout of these shapes. See `lower` for the other arguments."""

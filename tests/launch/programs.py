@@ -176,14 +176,17 @@ def metrics(run: Path) -> list[dict[str, float | None]]:
     return [line for line in lines if line["step"]]
 
 
-def without_times(run: Path) -> list[dict[str, float | None]]:
-    """Return the metrics of each step that do not depend on the machine."""
-    lines = metrics(run)
-    return [{name: line[name] for name in line if not name.startswith(("time/", "perf/", "memory/"))} for line in lines]
+def without_times(run: Path, timed: tuple[str, ...] = ()) -> list[dict[str, float | None]]:
+    """Return the metrics of each step that do not depend on the machine. timed: beginnings of others that do."""
+    lines, left_out = metrics(run), ("time/", "perf/", "memory/", *timed)
+    return [{name: line[name] for name in line if not name.startswith(left_out)} for line in lines]
 
 
-def assert_same_run(run: Path, other: Path, step: int) -> None:
-    """Verify that two runs have the same metrics, up to times, and the same state after `step`."""
-    for line, expected in zip(without_times(run), without_times(other), strict=True):
+def assert_same_run(run: Path, other: Path, step: int, timed: tuple[str, ...] = ()) -> None:
+    """Verify that two runs have the same metrics, up to times, and the same state after `step`.
+
+    timed: beginnings of further metrics that depend on the machine.
+    """
+    for line, expected in zip(without_times(run, timed), without_times(other, timed), strict=True):
         assert line == expected
     jax.tree.map(np.testing.assert_array_equal, saved_state(run, step), saved_state(other, step))

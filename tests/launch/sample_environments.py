@@ -1,6 +1,7 @@
 """Environments that misbehave on demand. Episodes' processes import them."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -185,6 +186,28 @@ class Nines:
 
     def step(self, turn: str) -> Step:
         return Step("99999", self._reward)
+
+
+class Seeded:
+    """Answers with numbers that follow from the seed, and with rewards of the same kind."""
+
+    def begin(self, problem: dict[str, Any], seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def step(self, turn: str) -> Step:
+        return Step(str(self._random.randrange(100)), self._random.random())
+
+    def end(self) -> float:
+        return self._random.random()
+
+
+class Clocked(Seeded):
+    """Answers with the time."""
+
+    deterministic = False
+
+    def step(self, turn: str) -> Step:
+        return Step(str(time.time_ns()))
 
 
 class Grid(ByCommand):

@@ -1,7 +1,9 @@
 """The environment of a run: what is refused at its start, and conversations as the chat template writes them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from launch.data.problems import Problem
 from launch.environments.build import Local, environment_of
 from launch.environments.token_environment import TokenEnvironment
 from launch.errors import ConfigError
+from launch.run.start import Start, not_repeatable, report_start
 from launch.setup.problems import build_tokenizer
 from specjax.environments import Environment
 from specjax.parallel import processes
@@ -55,6 +58,10 @@ def traced() -> Sums:
         ({"function": "nowhere:f"}, "environment.function = nowhere:f: ModuleNotFoundError: ...'nowhere'; must be"),
         ({"function": f"{HERE}:Ad"}, "environment.function = ...no attribute 'Ad'; must be"),
         ({"function": ECHO} | PHASES, f"rollout.phases = ((4, 20),): must be empty with environment.function = {ECHO}"),
+        (
+            {"function": ECHO, "asynchronous.lag": 0},
+            f"asynchronous.lag = 0: must be None with environment.function = {ECHO}",
+        ),
         ({"tools": (ADD,)}, f"environment.tools = {ADD}: needs a chat template...; must be empty"),
         ({"function": "python:f"}, "environment.function = python:f: was a function of a script; give --environment."),
         ({"tools": ("python:f", "python:g")}, "environment.tools = python:f: was a function of a script"),
@@ -111,9 +118,9 @@ def test_options_that_contradict_each_other_are_one_line(options: dict[str, Any]
         config_of(None, options)
 
 
-def test_an_environment_in_jax_has_phases_and_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_in_jax_has_a_lag_phases_and_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "count", lambda: 2)
-    environment = build(None, {"function": f"{__name__}:traced"} | PHASES)([])
+    environment = build(None, {"function": f"{__name__}:traced", "asynchronous.lag": 0} | PHASES)([])
     assert isinstance(environment, Environment) and environment == Sums(16)
     with refuses(f"environment.function = {ECHO}: answers in one process; must be an environment in JAX", ConfigError):
         build(None, {"function": ECHO})
@@ -123,6 +130,44 @@ def test_an_environment_in_text_may_have_the_names_of_one_in_jax() -> None:
     assert isinstance(sample_environments.Grid(), Environment)
     local = Local(make=sample_environments.Grid)
     assert isinstance(build(None, {"function": "python:Grid"}, local)([]), TokenEnvironment)
+
+
+@pytest.mark.parametrize(("name", "deterministic"), [("Seeded", True), ("Clocked", False)])
+def test_an_environment_says_whether_it_can_be_repeated(
+    name: str, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(None, {"function": f"{HERE}:{name}"})
+    build_environment: Any = environment_of(config, build_tokenizer(config))
+    step_config = replace(config, rollout=replace(config.rollout, environment=build_environment([])))
+    draft = SimpleNamespace(differences=lambda: None)
+    run: Any = SimpleNamespace(step_config=step_config, networks=SimpleNamespace(draft=draft))
+    warned = list[tuple[int, str]]()
+    events = SimpleNamespace(record_summary=lambda *_: None, warn=lambda *said: warned.append(said))
+    monkeypatch.setattr("launch.run.start.summarize", lambda *_: {})
+    logs: Any = SimpleNamespace(events=events)
+    report_start(run, logs, Start(None, 3, None), continuing=True, found=True)  # pyright: ignore[reportArgumentType]
+    line = f"{HERE}:{name}: deterministic = False: steps after 3 may differ from those of an unbroken run"
+    assert warned == ([] if deterministic else [(3, line)])
+
+
+def test_a_lookup_in_other_rows_cannot_be_repeated_with_an_environment_on_the_host() -> None:
+    history = {"function": f"{HERE}:Seeded", "draft.lookup.kind": "history"}
+    reasons = list[str | None]()
+    for options in (history, history | {"rollout.verifier": "coupled"}, history | {"function": f"{__name__}:traced"}):
+        config = config_of(None, options)
+        build_environment: Any = environment_of(config, build_tokenizer(config))
+        reasons.append(
+            not_repeatable(replace(config, rollout=replace(config.rollout, environment=build_environment([]))))
+        )
+    assert reasons[0] is not None and reasons[0].startswith("draft.lookup.kind = history: reads other rows")
+    assert reasons[1:] == [None, None]
+
+
+def test_a_tool_says_whether_it_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = write_chat_tokenizer(tmp_path, CHATML)
+    assert build(directory, TOOLS)([]).deterministic
+    monkeypatch.setattr(add, "deterministic", False, raising=False)
+    assert not build(directory, TOOLS)([]).deterministic
 
 
 def call(a: int, b: int) -> dict[str, Any]:

@@ -95,10 +95,6 @@ def test_without_an_environment_there_is_none(started: list[Started]) -> None:
             {"tools": [add], "options": {"rollout.carry_over": 0.5}} | SCORED,
             "rollout.carry_over = 0.5: must be None with an",
         ),
-        (
-            {"tools": [add], "options": {"asynchronous.lag": 1}} | SCORED,
-            "asynchronous.lag = 1: must be None with an environm",
-        ),
         ({"environment": make, "options": {"environment.calls": "hermes"}}, "environment.calls = hermes: must be None"),
     ],
 )

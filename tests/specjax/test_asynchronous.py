@@ -27,13 +27,15 @@ from specjax.train.stages import Stages
 from specjax.train.state import init_train_state
 from specjax.train.train_step import TrainStep
 from specjax.train.updates import UpdateConfig
-from specjax.types import Params, Prompts, Rollout, TrainState
+from specjax.types import Ending, Params, Prompts, Rollout, TrainState
 from tests.compiled import compilations, compiled_late
+from tests.specjax.sums import Sums
 from tests.specjax.test_adapters import adapted_params
 from tests.specjax.test_split_step import count_fives
 from tests.specjax.training import (
     CONFIG,
     DECODER,
+    VOCAB,
     host_copy,
     make_prompts,
     mesh_of,
@@ -153,6 +155,24 @@ def test_the_base_of_adapters_is_sent_once_and_held_once(adapted: Both, monkeypa
     # Three rollouts wait for their updates.
     jax.block_until_ready(state)
     assert count_on(mesh) - held == sum(x.shape == UP for x in base)
+
+
+def test_an_environment_that_ends_all_at_once_leaves_the_rollouts_ahead_as_they_are(single: Both) -> None:
+    """Each rollout ahead has the bits of one turn, under the noise of its own step."""
+    rollout = replace(COUPLED.rollout, environment=Sums(VOCAB, ends=True))
+    stages = replace(single.stages, config=replace(COUPLED, rollout=rollout))
+    step = AsynchronousStep(stages, single.asynchronous._mesh)
+    found, wanted = single.start(), single.start()
+    for prompts in batches(2):
+        found, wanted = step.begin(found, prompts), single.asynchronous.begin(wanted, prompts)
+    for ahead, plain in zip(found.ahead, wanted.ahead, strict=True):
+        for name in ("tokens", "lengths", "law", "full", "writer", "accepted", "row_rounds"):
+            of_both = getattr(ahead.rollout, name), getattr(plain.rollout, name)
+            np.testing.assert_array_equal(*of_both, err_msg=name)
+        turns, ending = jax.device_get((ahead.rollout.turns, ahead.rollout.ending))
+        # A row that the budget cuts has ended no turn.
+        np.testing.assert_array_equal(turns, ending == Ending.STOP)
+        assert set(turns.tolist()) == {0, 1} and jnp.any(ahead.rollout.returns > 0)
 
 
 UP = DECODER.hidden_size, DECODER.intermediate_size

@@ -21,7 +21,7 @@ from specjax.rollout.plan import RolloutConfig
 from specjax.train.config import TrainConfig
 from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.train.state import init_train_state
-from specjax.types import Params, PyTree, TrainState
+from specjax.types import Ahead, Params, Prompts, PyTree, Rollout, TrainState
 from tests.refusals import refuses
 
 MESH = MeshConfig(data=2, fsdp=2, tensor=2)
@@ -46,6 +46,14 @@ def make_state(mesh: MeshConfig = MESH, with_draft: bool = True, with_reference:
 
 def abstract(state: TrainState) -> TrainState:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state)
+
+
+def waiting(mesh: MeshConfig, drafts: int) -> Ahead:
+    """Return a rollout of two sequences, of which a network drafted so many tokens a round."""
+    rows = NamedSharding(make_mesh(mesh), P())
+    prompts = Prompts(jnp.ones((1, 3), jnp.int32), jnp.ones(1, jnp.int32), jnp.zeros(1, jnp.int32))
+    rollout = Rollout(jnp.ones((2, 4), jnp.int32), jnp.ones(2, jnp.int32), drafted=jnp.ones((2, drafts), jnp.int32))
+    return jax.device_put(Ahead(prompts, rollout, Params(jnp.int32(1), jnp.int32(1)), None), rows)
 
 
 def assert_same(found: PyTree, expected: PyTree) -> None:
@@ -74,6 +82,13 @@ def test_round_trip(tmp_path: Path, with_draft: bool, with_reference: bool):
     assert (checkpoint.step, checkpoint.data, checkpoint.extra) == (3, DATA, EXTRA)
     assert_same(checkpoint.state, state)
     assert_same(params, state.params)
+
+
+def test_rollouts_that_wait_are_restored_though_they_draft_nothing(tmp_path: Path):
+    state = replace(make_state(), ahead=(waiting(MESH, drafts=0), waiting(MESH, drafts=2)))
+    with Checkpointer(tmp_path, keep=1) as saves:
+        saves.save(1, state, DATA, EXTRA)
+        assert_same(saves.restore(abstract(state)).state, state)
 
 
 def test_onto_another_mesh(tmp_path: Path):
