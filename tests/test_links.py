@@ -40,7 +40,8 @@ def test_targets_of_make_exist(page: Path):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-# Named by a loss, a reward or a draft length, or only of policies with experts, asynchronous runs, carry-over or turns.
+# Named by a loss, a reward or a draft length, or only of policies with experts, asynchronous runs, carry-over, turns or
+# a teacher.
 OPEN_NAMES = {"reward/NAME", "loss/NAME", "rollout/acceptance_rate_pos_I"}
 OPEN_NAMES |= {"router/balance_loss", "router/load_max", "router/unused", "router/rerouted"}
 OPEN_NAMES |= {"asynchronous/lag", "asynchronous/waiting", "time/rollout_wait"}
@@ -55,6 +56,8 @@ OPEN_NAMES |= {
 OPEN_NAMES |= {"time/rollout_mesh_busy", "time/rollout_mesh_idle", "time/training_mesh_idle"}
 OPEN_NAMES |= {"rollout/turns", "rollout/observed_tokens", "rollout/failed"}
 OPEN_NAMES |= {"time/tools", "time/waiting", "time/decoding"}
+OPEN_NAMES |= {"teacher/divergence", "teacher/reverse_kl", "teacher/forward_kl", "teacher/overlap", "teacher/entropy"}
+OPEN_NAMES |= {"teacher/stop_gap", "time/teacher"}
 
 
 def test_every_metric_has_a_row_and_its_file_computes_it():
