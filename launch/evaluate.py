@@ -6,12 +6,14 @@ Completions are generated and scored as in training, by the same speculative rol
 
 from dataclasses import replace
 
+from configs.schema.rewards import NO_REWARD
 from launch.cli.options import parse_run_and
 from launch.cli.paths import check_policy_source, write_results
 from launch.cli.program import run_program, use_compile_cache
 from launch.cli.recipe_options import EVALUATE
 from launch.console import wide_console as console
 from launch.data.hub import with_commit
+from launch.errors import ConfigError
 from launch.evaluation.options import EvaluateArgs
 from launch.evaluation.sets import evaluate_sets, load_sets
 from launch.jobs.hosts import join_hosts
@@ -30,6 +32,8 @@ def main(argv: list[str]) -> int:
     config, args = parse_run_and(
         EvaluateArgs, argv, "python -m launch.evaluate", description, EVALUATE, allow_truncated_law=True
     )
+    if config.reward.scorer == NO_REWARD:
+        raise ConfigError("reward.scorer = none: no answer is correct; must be a scorer, as --reward.scorer math")
     config = join_hosts(config)
     check_policy_source(config, args.checkpoint)
     config = with_commits(config, args.checkpoint)

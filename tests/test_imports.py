@@ -15,7 +15,7 @@ PACKAGES = ("specjax", "models", "configs", "launch", "benchmarks")
 ROOMS = {
     "specjax": (
         ("short_repr",),
-        ("chunks", "options", "types"),
+        ("chunks", "divergences", "options", "types"),
         ("environments", "shared_prompts"),
         ("adapters", "kernels", "keys", "parallel"),
         ("cache", "param_labels", "program", "sampling"),

@@ -128,9 +128,12 @@ class RunConfig(TrainConfig):
             ("eval.every", self.eval.every, 0),
             ("selection.groups", self.selection.groups, 0),
             ("reward.thinking", self.reward.thinking, ()),
+            ("teacher.rewards", teacher.rewards, False),
         ):
             if value != allowed:
                 raise ValueError(f"{name} = {value}: must be {allowed} with reward.scorer none")
+        if teacher.hint == "group":
+            raise ValueError("teacher.hint = group: must be another with reward.scorer none; no completion is correct")
 
     def _check_lora(self) -> None:
         """Raise ValueError for options that have no meaning with adapters."""

@@ -36,7 +36,7 @@ def with_consequences(recipe: RunConfig, values: Mapping[str, Any]) -> dict[str,
     if scorer in (TRACED, NO_REWARD):
         follows["reward.thinking"] = ()
     if scorer == NO_REWARD:
-        follows |= {"eval.every": 0, "selection.groups": 0}
+        follows |= {"eval.every": 0, "selection.groups": 0, "teacher.rewards": False}
     if values.get("teacher.path"):
         follows["teacher.kind"] = "network"
     return follows | dict(values)

@@ -60,10 +60,11 @@ def held(name: ProgramName, experiment: Experiment, state: TrainState) -> Parts:
 
 def _resident(state: TrainState) -> Parts:
     """Return the training state."""
+    teacher = {"teacher": bytes_per_device(state.teacher)} if state.teacher else {}
     return of_networks(state.params) | {
         "moments of the optimisers": bytes_per_device(state.optimizer),
         "reference policy": bytes_per_device(state.reference),
-        "teacher": bytes_per_device(state.teacher),
+        **teacher,
         "lookup and replay": bytes_per_device((state.params.memory, state.drafting, state.adaptation)),
     }
 

@@ -39,6 +39,7 @@ def check_run(experiment: Experiment, continuing: bool) -> None:
         *of_new_runs,
         _check_rollouts,
         _check_loss_function,
+        _check_hints,
         _check_evaluation,
     )
     check_all([partial(check, experiment) for check in checks])
@@ -119,6 +120,21 @@ def _check_loss_function(experiment: Experiment) -> None:
     inputs = LossInputs(x, x, x, x if loss.kl_coefficient else None, x, mask)
     with refusing_errors("loss.function", loss.function, "take (LossInputs, LossConfig), and return a value per token"):
         jax.eval_shape(lambda inputs: per_token_loss(experiment.loss_fn, inputs, loss), inputs)
+
+
+def _check_hints(experiment: Experiment) -> None:
+    """Raise ConfigError if rows with hints are longer than the teacher can read."""
+    teacher, config = experiment.teacher, experiment.config
+    if teacher is None or teacher.hints is None:
+        return
+    decoder = teacher.decoder or experiment.networks.decoder
+    hint = experiment.train_prompts.hint_width or config.rollout.max_new_tokens
+    longest = experiment.prompt_width + config.rollout.max_new_tokens + teacher.hints.most(hint)
+    if decoder is not None and decoder.max_positions < longest:
+        raise ConfigError(
+            f"teacher.hint = {config.teacher.hint}: rows of the teacher have up to {longest} tokens; must be at most "
+            f"{decoder.max_positions}, its number of positions"
+        )
 
 
 def _check_evaluation(experiment: Experiment) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 import jax
 
 from configs.schema import kind_of
-from configs.schema.rewards import NO_REWARD
 from launch.distillation.trainer import PASSES
 from launch.phases.progress import duration
 from launch.predict.outlook import describe_memory
@@ -52,8 +51,7 @@ def _describe_teacher(experiment: Experiment) -> Iterator[str]:
     dtype = options.weight_dtype or experiment.config.model.dtype
     size = "" if teacher.params is None else f", {_count(teacher.params)} in {dtype}"
     hint = {"none": "", "solution": "; it sees the worked solution", "group": "; it sees a correct answer of the group"}
-    scored = options.rewards and experiment.config.reward.scorer != NO_REWARD
-    rewards = "with rewards" if scored else "without rewards"
+    rewards = "with rewards" if options.rewards else "without rewards"
     yield (
         f"teacher: {who}{size}; {options.form} {options.divergence} divergence, weight {options.weight:g}, {rewards}"
         f"{hint[options.hint]}"

@@ -1,4 +1,4 @@
-"""Whether a teacher ends its answers as the policy must, seen before the first step."""
+"""A look at how a teacher ends its answers before a run takes its first step."""
 
 from dataclasses import replace
 

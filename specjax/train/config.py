@@ -89,6 +89,8 @@ class TrainConfig(Options):
         if self.rollout.carry_over is not None and loss.routing == "replay":
             raise ValueError("routing = replay: must be recompute with carry_over, which does not carry routes over")
         check_ladder(self.ladder)
+        if self.teacher.hint == "group" and self.rollout.group_size == 1:
+            raise ValueError("teacher.hint = group: must be another with rollout.group_size = 1")
         for name, value, allowed in (("ladder", self.ladder, ()), ("carry_over", self.rollout.carry_over, None)):
             if self.teacher.hint != "none" and value != allowed:
                 raise ValueError(f"{name} = {value}: must be {allowed} with teacher.hint = {self.teacher.hint}")

@@ -26,9 +26,9 @@ class HintTemplate(NamedTuple):
     after: tuple[int, ...]
     tail: int
 
-    def most(self, hints: Hints) -> int:
-        """Return the most tokens by which hints lengthen a row."""
-        return len(self.before) + hints.tokens.shape[1] + len(self.after)
+    def most(self, hint: int) -> int:
+        """Return by how many tokens a hint of so many lengthens a row."""
+        return len(self.before) + hint + len(self.after)
 
 
 def group_hints(rollout: Rollout, correct: Bool[Array, "R"], group_size: int) -> Hints:
@@ -50,7 +50,7 @@ def group_hints(rollout: Rollout, correct: Bool[Array, "R"], group_size: int) ->
 def with_hints(
     tokens: Int[Array, "R S"], starts: Int[Array, "R"], hints: Hints, template: HintTemplate
 ) -> tuple[Int[Array, "R T"], Int[Array, "R"]]:
-    """Return rows with hints in their prompts, T = S + `template.most(hints)`, and by how many tokens each is longer.
+    """Return rows with hints in their prompts, T = S + `template.most(H)`, and by how many tokens each is longer.
 
     starts: where the completion of each row begins. A row whose hint has length 0 stays as it is.
     """

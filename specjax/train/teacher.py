@@ -123,7 +123,8 @@ def compare(
     own = tokens_at(policy.source, before)
     sparse = jax.lax.stop_gradient((sparsely(own), sparsely(others)))
     overlaps = policy.by_position(read_overlap, *sparse, networks=2)
-    return Compared(*policy.by_position(read, own, others, tokens_at(tokens, at), networks=2), overlaps)
+    read_tokens = policy.by_position(read, own, others, tokens_at(tokens, at), networks=2)
+    return Compared._make((*read_tokens, overlaps))
 
 
 def sparsely(x: Shaped[Array, "B N *rest"]) -> Shaped[Array, "B M *rest"]:

@@ -163,6 +163,7 @@ def test_charts_name_metrics_that_runs_have():
     others += ("time/training_mesh_idle", "time/rollout_mesh_idle", "time/rollout_wait")
     others += ("rollout/turns", "rollout/observed_tokens", "rollout/failed")
     others += ("time/decoding", "time/tools", "time/waiting")
+    others += ("teacher/reverse_kl", "teacher/forward_kl", "teacher/overlap", "teacher/stop_gap", "time/teacher")
     assert {name for name in named if "(" not in name} <= {*STANDARD_METRICS, *others}
 
 

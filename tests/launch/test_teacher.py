@@ -18,6 +18,7 @@ from launch.data.arithmetic import ALPHABET
 from launch.data.tokenizers import CharacterTokenizer, HuggingFaceTokenizer
 from launch.phases.long_phases import LongPhases
 from launch.phases.signals import StopSignals
+from launch.run.checks import check_run
 from launch.run.directory import open_run
 from launch.run.summary import summarize
 from launch.run.teacher_check import check_teacher
@@ -44,7 +45,13 @@ CONFIG = override(
     SMALLEST,
     {
         **{"name": "taught", "steps": STEPS, "probe_every": 0, "print_every": STEPS, "checkpoint.every": STEPS // 2},
-        **{"reward.scorer": "none", "eval.every": 0, "draft.kind": "none", "rollout.draft_length": 0},
+        **{
+            "reward.scorer": "none",
+            "teacher.rewards": False,
+            "eval.every": 0,
+            "draft.kind": "none",
+            "rollout.draft_length": 0,
+        },
         **{"policy_optimizer.learning_rate": 0.1, "teacher.kind": "network", "teacher.hint": "solution"},
         # Characters of the built-in sums.
         **{"teacher.path": "elsewhere", "teacher.hint_text": "\n{hint}\n#"},
@@ -178,8 +185,17 @@ def test_a_teacher_must_end_as_the_policy_does(
             {"teacher.path": None, "teacher.kind": "self", "teacher.hint": "none"},
             "teacher.hint = none: must be solution or group with kind self",
         ),
-        ({"teacher.weight": 0.0}, "reward.scorer = none: must be a scorer without a teacher to learn from"),
+        (
+            {"teacher.kind": "none", "teacher.path": None, "teacher.hint": "none"},
+            "reward.scorer = none: must be a scorer without a teacher to learn from",
+        ),
         ({"eval.every": 10}, "eval.every = 10: must be 0 with reward.scorer none"),
+        ({"teacher.rewards": True}, "teacher.rewards = True: must be False with reward.scorer none"),
+        ({"teacher.hint": "group"}, "teacher.hint = group: must be another with reward.scorer none"),
+        (
+            {"reward.scorer": "exact", "teacher.hint": "group", "rollout.group_size": 1},
+            "teacher.hint = group: must be another with rollout.group_size = 1",
+        ),
         ({"ladder": (8, 12)}, "ladder = (8, 12): must be () with teacher.hint = solution"),
         ({"teacher.hint_text": "no place"}, "teacher.hint_text = 'no place': must have {hint} once"),
         (
@@ -196,6 +212,10 @@ def test_contradicting_options_are_one_line(changes: dict[str, Any], message: st
 def test_a_teacher_that_cannot_be_read_or_is_too_small_is_refused(tmp_path: Path):
     small = write_teacher(tmp_path / "small", replace(SHAPE, vocab_size=10))
     short = write_teacher(tmp_path / "short", replace(SHAPE, max_positions=16))
+    read = write_teacher(tmp_path / "read", replace(SHAPE, max_positions=24))
+    experiment = build_experiment(override(CONFIG, {"teacher.path": str(read)}), takes_steps=True)
+    with refuses("teacher.hint = solution: rows of the teacher have up to ...must be at most 24"):
+        check_run(experiment, continuing=False)
     for path, message in (
         (tmp_path / "none", f"teacher.path = {tmp_path / 'none'}"),
         (small, f"teacher.path = {small}: its vocab_size is 10; must be at least 15"),

@@ -29,7 +29,7 @@ def test_a_hint_stands_before_the_tail_of_the_prompt() -> None:
         table[i, : len(hint)] = hint
     lengths = jnp.array([len(hint) for hint in hints], jnp.int32)
     found, longer = with_hints(jnp.asarray(rows), jnp.asarray(starts), Hints(jnp.asarray(table), lengths), TEMPLATE)
-    assert found.shape[1] == rows.shape[1] + TEMPLATE.most(Hints(jnp.asarray(table), lengths))
+    assert found.shape[1] == rows.shape[1] + TEMPLATE.most(table.shape[1])
     for i, expected in enumerate(map(by_hand, prompts, completions, hints)):
         assert found[i, : len(expected)].tolist() == expected
         assert not np.asarray(found)[i, len(expected) :].any()
