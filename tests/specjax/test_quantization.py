@@ -124,14 +124,15 @@ def test_the_decode_loop_carries_the_drafts_kernels_in_8_bits_alone() -> None:
 def test_a_small_model_as_the_draft_is_quantized_too() -> None:
     drafter: Drafter = ModelDrafter(replace(POLICY, eight_bit="fp8"))
     assert drafter.eight_bit == "fp8"
-    copied = rollout_copy(params_on(mesh_of(1)).policy, POLICY.dtype, drafter.eight_bit)
+    copied = jax.eval_shape(lambda x: rollout_copy(x, POLICY.dtype, drafter.eight_bit), params_on(mesh_of(1)).policy)
     assert any(map(is_quantized, jax.tree.leaves(copied, is_leaf=is_quantized)))
 
 
 @pytest.mark.parametrize("to", FORMATS)
 def test_a_network_is_quantized_where_it_lies_and_its_copy_keeps_the_bits(to: EightBit) -> None:
     mesh = mesh_of(1, 2, 2)
-    params, expected = params_on(mesh), rollout_copy(params_on(mesh_of(1)).policy, jnp.dtype("float32"), to)
+    copy = jax.jit(lambda params: rollout_copy(params, jnp.dtype("float32"), to))
+    params, expected = params_on(mesh), copy(params_on(mesh_of(1)).policy)
     abstract = quantized(abstract_params(partial(init_decoder, DECODER), mesh), to)
     kernels = params.policy["layer_0"]["attention"]
     base = quantized(params.policy, to)
