@@ -119,7 +119,7 @@ def draw(noise_of: NoiseOf, fault: Array, seed: Array, step: Array) -> Array:
 def shared_draws(fault: str = "none", noise_of: NoiseOf = gumbels) -> int:
     """Return how many draws, as pairs of words, are equal to another one, over all combinations of coordinates."""
     at = np.int32([*SHARED_KEYS].index(fault))
-    drawn = [np.asarray(draw(noise_of, at, *np.int32(run))) for run in itertools.product(SEEDS, STEPS)]
+    drawn = [np.asarray(draw(noise_of, at, *np.array(run, np.int32))) for run in itertools.product(SEEDS, STEPS)]
     pairs = np.stack(drawn).reshape(-1, 2).view(np.int64)
     return pairs.size - np.unique(pairs).size
 
@@ -201,6 +201,6 @@ def completions(verifier: Array, fault: Array, run: SeedStep) -> Array:
 )
 def test_row_25_completions_share_noise_only_if_their_keys_do(verifier: VerifierName, fault: str) -> None:
     """Two completions of 16 tokens are equal with probability 2^-64."""
-    at = np.int32([[*VERIFIERS].index(verifier), [*KEYS].index(fault)])
+    at = np.array([[*VERIFIERS].index(verifier), [*KEYS].index(fault)], np.int32)
     tokens = np.concatenate([completions(*at, seed_step(*x)) for x in itertools.product(SEEDS, STEPS[1:4])])
     assert (len(np.unique(tokens, axis=0)) < len(tokens)) == (fault != "none")

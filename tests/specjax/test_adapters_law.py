@@ -3,6 +3,7 @@
 import functools
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import flax.traverse_util
@@ -81,7 +82,7 @@ def params_with(base_dtype: EightBit | None) -> Params:
     rng = np.random.default_rng(2)
     shapes = jax.eval_shape(partial(init_adapters, layers), jax.random.key(0))
     adapters = jax.tree.map(lambda x: jnp.float32(0.5 * rng.standard_normal(x.shape)), nn.unbox(shapes))
-    flat = flax.traverse_util.flatten_dict(jax.tree.map(np.array, ENUMERABLE.policy_params))
+    flat: dict[tuple[str, ...], Any] = flax.traverse_util.flatten_dict(jax.tree.map(np.array, ENUMERABLE.policy_params))
     for path, x in flat.items():
         if path[-1] == "scale" and x.shape == (ENUMERABLE.hidden,):
             x[0] = 0.0
