@@ -162,7 +162,7 @@ class World:
         if name == "twin":
             return self.policy_params
         if name == "stranger":
-            return nn.unbox(init_decoder(self.config, jax.random.key(100 + seed)))
+            return nn.unbox(jax.jit(functools.partial(init_decoder, self.config))(jax.random.key(100 + seed)))
         kind = next((kind for kind in ("mtp", "dflash", "dspark reduced", "dspark") if kind in name), "eagle3")
         drafter: Drafter = self.drafters[kind]
         if kind in self._blocks:

@@ -144,33 +144,41 @@ def test_row_62_the_verifiers_draw_with_draw(monkeypatch: pytest.MonkeyPatch) ->
 def test_row_103_ids_without_a_token_have_no_probability(law: SamplingLaw) -> None:
     plain, params = tiny_policy()
     policy, tokens, start = with_tokens(plain, {0, 1, 3}), jnp.array([[0, 1, 3, 1]]), jnp.zeros(1, jnp.int32)
-    others = jnp.array([2, 4])
-    output = policy.apply(params, tokens, start)
-    for logits in (output.logits, policy.unembed(params, output.hidden)):
-        log_p = process_logits(logits, law)
-        assert not jnp.exp(log_p[..., others]).any() and jnp.allclose(jnp.exp(log_p).sum(-1), 1)
-        noise = jax.random.gumbel(jax.random.key(0), (2000, *log_p.shape))
-        assert {*np.unique(sample(log_p[None], noise))} <= {0, 1, 3}
-        # A draft that proposes such an id is refused, and the residual does not have it.
+    others = np.array([2, 4])
+
+    @jax.jit
+    def run(params: PyTree) -> tuple[list[Array], list[Array]]:
+        """Return the law, computed in both ways, and each objective of a draft that has all ids."""
+        output = policy.apply(params, tokens, start)
+        laws = [process_logits(x, law) for x in (output.logits, policy.unembed(params, output.hidden))]
+        full, drafted = (full_log_probs(x, law) for x in (output.logits, plain.apply(params, tokens, start).logits))
+        return laws, [divergence(objective, full, drafted) for objective in get_args(Objective)]
+
+    @jax.jit
+    def verified(log_p: Array) -> tuple[Array, list[tuple[Array, Array]]]:
+        """Return samples, and the survival and residual where the draft proposes ids without a token."""
         log_q = jnp.log(jnp.array([[[0.1, 0.1, 0.6, 0.1, 0.1]], [[0.0, 0.0, 1.0, 0.0, 0.0]], [[0.2] * 5]]))
         rows, draft = jnp.repeat(log_p[:, :2], 3, axis=0), jnp.array([[2], [2], [4]])
-        for law_of in (accept_law, block_law):
-            verdict = law_of(rows, log_q, draft, jnp.ones(3, jnp.int32))
-            assert (
-                not verdict.survival.any() and not jnp.exp(verdict.residual(jnp.zeros(3, jnp.int32)))[:, others].any()
-            )
-    for objective in get_args(Objective):
-        full = full_log_probs(output.logits, law)
-        assert jnp.isfinite(
-            divergence(objective, full, full_log_probs(plain.apply(params, tokens, start).logits, law))
-        ).all()
+        found = [law_of(rows, log_q, draft, jnp.ones(3, jnp.int32)) for law_of in (accept_law, block_law)]
+        noise = jax.random.gumbel(jax.random.key(0), (2000, *log_p.shape))
+        return sample(log_p[None], noise), [(x.survival, x.residual(jnp.zeros(3, jnp.int32))) for x in found]
+
+    laws, objectives = run(params)
+    for log_p in laws:
+        p = np.exp(log_p)
+        assert not p[..., others].any() and np.allclose(p.sum(-1), 1)
+        drawn, verdicts = verified(log_p)
+        assert {*np.unique(drawn)} <= {0, 1, 3}
+        for survival, residual in verdicts:
+            assert not np.asarray(survival).any() and not np.exp(residual)[:, others].any()
+    assert all(np.isfinite(x).all() for x in objectives)
 
     def loss(params: PyTree) -> Array:
         log_probs, entropy = token_log_probs(params, policy.apply(params, tokens, start), tokens, law)
         return jnp.sum(log_probs) + jnp.sum(entropy)
 
-    gradient = jax.grad(loss)(params)
-    assert all(jnp.isfinite(x).all() for x in jax.tree.leaves((loss(params), gradient)))
+    value, gradient = jax.device_get(jax.jit(jax.value_and_grad(loss))(params))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves((value, gradient)))
     assert not gradient["head"][:, others].any() and gradient["head"][:, 0].any()
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ from specjax.testing import TableDrafter, assert_lossless
 from specjax.types import Params, Prompts
 from specjax.verify import VERIFIERS, VerifierName
 from tests.chain import chain
+from tests.tiny import chosen
 
 WORDS = keys_module._words
 RARE = 2.0**-12
@@ -40,7 +42,7 @@ class Coin(Drafter):
         return state
 
 
-def cut_to(bits: int, purpose: Purpose) -> Callable[[Array, Array, Purpose, int], tuple[Array, Array]]:
+def cut_to(bits: int | Array, purpose: Purpose) -> Callable[[Array, Array, Purpose, int], tuple[Array, Array]]:
     """Return the function that hashes noise, reduced to `bits` random bits for draws of this purpose."""
 
     def words(keys: Array, positions: Array, drawn_for: Purpose, count: int) -> tuple[Array, Array]:
@@ -74,22 +76,24 @@ def test_row_24_noise_of_few_bits_changes_the_law(
         assert_lossless(*proof, draws=2**18)
 
 
-def unfair_bits(verifier: VerifierName) -> np.ndarray:
-    """Return which of the 24 bits of a round's acceptance uniform are biased by over six standard deviations."""
-    draws = 2**16
-    keys = sequence_keys(seed_step(0, 0), jnp.arange(draws), jnp.zeros(draws, jnp.int32))
-    uniform = np.asarray(VERIFIERS[verifier].noise(keys, jnp.arange(draws), 1, 2).uniform)
-    bits = (uniform * 2**24).astype(np.int32)[:, None] >> np.arange(24)[::-1] & 1
-    return np.abs(bits.mean(axis=0) - 0.5) > 6 * 0.5 / np.sqrt(draws)
+@partial(jax.jit, static_argnums=0)
+def acceptance_uniforms(verifier: VerifierName, bits: Array) -> Array:
+    """Return a round's acceptance uniform of 65,536 sequences, with as many random bits."""
+    rows = jnp.arange(2**16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys_module, "_words", cut_to(bits, Purpose.ACCEPT))
+        keys = sequence_keys(seed_step(0, 0), rows, jnp.zeros_like(rows))
+        return VERIFIERS[verifier].noise(keys, rows, 1, 2).uniform
 
 
 @pytest.mark.parametrize("bits", [6, 16, 23, 24])
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
-def test_row_24_every_acceptance_bit_is_fair(
-    verifier: VerifierName, bits: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(keys_module, "_words", cut_to(bits, Purpose.ACCEPT))
-    assert unfair_bits(verifier).tolist() == [False] * bits + [True] * (24 - bits)
+def test_row_24_every_acceptance_bit_is_fair(verifier: VerifierName, bits: int) -> None:
+    """A bit of which the mean is over six standard deviations off is not random."""
+    uniform = np.asarray(acceptance_uniforms(verifier, np.int32(bits)))
+    drawn = (uniform * 2**24).astype(np.int32)[:, None] >> np.arange(24)[::-1] & 1
+    unfair = np.abs(drawn.mean(axis=0) - 0.5) > 6 * 0.5 / np.sqrt(len(uniform))
+    assert unfair.tolist() == [False] * bits + [True] * (24 - bits)
 
 
 # Coordinates near powers of two, where one could be cut or rounded. Filler prompts have negative ids.
@@ -99,27 +103,25 @@ IDS = -2, -1, 0, 1, 2**8 - 1, 2**8, 2**16 - 1, 2**16, 2**16 + 1, 2**24, 2**24 + 
 SAMPLES = 0, 1, 2, 2**8, 2**16
 POSITIONS = 0, 1, 2, 2**8, 2**16, 2**24, 2**24 + 1
 
-KeysOf = Callable[[SeedStep, Array, Array], Array]
 NoiseOf = Callable[[Array, Array, Purpose, int], Array]
 
 
-def shared_draws(keys_of: KeysOf = sequence_keys, noise_of: NoiseOf = gumbels) -> int:
-    """Return how many draws, as pairs of words, are equal to another one, over all combinations of coordinates."""
+@partial(jax.jit, static_argnums=0)
+def draw(noise_of: NoiseOf, fault: Array, seed: Array, step: Array) -> Array:
+    """Return the draws of a seed and step at all other coordinates. fault: index into SHARED_KEYS, traced."""
     ids, samples = (jnp.array(x, jnp.int32) for x in zip(*itertools.product(IDS, SAMPLES), strict=True))
     positions = jnp.tile(jnp.array(POSITIONS), (len(ids), 1))
+    *run, ids, samples = jax.lax.switch(fault, [*SHARED_KEYS.values()], seed, step, ids, samples)
+    keys = sequence_keys(tuple(run), ids, samples)
+    return jnp.stack([noise_of(keys, positions, purpose, 4) for purpose in Purpose])
 
-    @jax.jit
-    def draw(run: SeedStep) -> Array:
-        keys = keys_of(run, ids, samples)
-        return jnp.stack([noise_of(keys, positions, purpose, 4) for purpose in Purpose])
 
-    drawn = [np.asarray(draw(seed_step(*run))) for run in itertools.product(SEEDS, STEPS)]
+def shared_draws(fault: str = "none", noise_of: NoiseOf = gumbels) -> int:
+    """Return how many draws, as pairs of words, are equal to another one, over all combinations of coordinates."""
+    at = np.int32([*SHARED_KEYS].index(fault))
+    drawn = [np.asarray(draw(noise_of, at, *np.array(run, np.int32))) for run in itertools.product(SEEDS, STEPS)]
     pairs = np.stack(drawn).reshape(-1, 2).view(np.int64)
     return pairs.size - np.unique(pairs).size
-
-
-def test_row_25_no_two_draws_share_noise() -> None:
-    assert shared_draws() == 0
 
 
 def as_float(x: Array) -> Array:
@@ -128,6 +130,7 @@ def as_float(x: Array) -> Array:
 
 # seed, step, ids, samples -> faulty ones.
 SHARED_KEYS: dict[str, Callable[..., tuple[Array, Array, Array, Array]]] = {
+    "none": lambda *coordinates: coordinates,
     "8 bits": lambda seed, step, ids, n: (seed, step, ids & 0xFF, n),
     "16 bits": lambda seed, step, ids, n: (seed, step, ids & 0xFFFF, n),
     "24 bits": lambda seed, step, ids, n: (seed, step, ids & 0xFFFFFF, n),
@@ -143,12 +146,8 @@ SHARED_KEYS: dict[str, Callable[..., tuple[Array, Array, Array, Array]]] = {
 
 
 @pytest.mark.parametrize("fault", SHARED_KEYS)
-def test_row_25_sequences_that_share_a_key_are_detected(fault: str) -> None:
-    def keys_of(run: SeedStep, ids: Array, samples: Array) -> Array:
-        *run, ids, samples = SHARED_KEYS[fault](*run, ids, samples)
-        return sequence_keys(tuple(run), ids, samples)
-
-    assert shared_draws(keys_of) > 0
+def test_row_25_draws_share_noise_only_if_their_keys_do(fault: str) -> None:
+    assert (shared_draws(fault) > 0) == (fault != "none")
 
 
 @pytest.mark.parametrize(
@@ -167,37 +166,41 @@ def test_row_25_draws_that_share_a_counter_are_detected(noise_of: NoiseOf) -> No
     assert shared_draws(noise_of=noise_of) > 0
 
 
-def equal_completions(verifier: VerifierName) -> int:
-    """Return how many completions of one prompt are equal to another one, over many ids, samples, seeds and steps.
+# run, ids, samples -> keys.
+KEYS: dict[str, Callable[[SeedStep, Array, Array], Array]] = {
+    "none": sequence_keys,
+    "ids of 8 bits": lambda run, ids, samples: sequence_keys(run, ids & 0xFF, samples),
+    "no step": lambda run, ids, samples: sequence_keys((run[0], 0 * run[1]), ids, samples),
+    "keys by row": lambda run, ids, samples: sequence_keys(run, ids, jnp.arange(len(samples))),
+}
 
-    Two completions of 16 tokens are equal with probability 2^-64. Sequences wait for slots.
+
+@jax.jit
+def completions(verifier: Array, fault: Array, run: SeedStep) -> Array:
+    """Return completions of one prompt, for many ids and samples. Sequences wait for slots.
+
+    verifier, fault: indices into VERIFIERS and KEYS, traced, so that one program holds all of them.
     """
-    config = RolloutConfig(3, max_new_tokens=16, draft_length=2, verifier=verifier, phases=((6, 17),), admit=2)
+    options = dict(max_new_tokens=16, draft_length=2, phases=((6, 17),), admit=2)
+    config = RolloutConfig(3, verifier=chosen(verifier), **options)
     prompts = Prompts(jnp.zeros((len(IDS), 1), jnp.int32), jnp.ones(len(IDS), jnp.int32), jnp.array(IDS, jnp.int32))
-    params = Params(jnp.zeros((16, 16)), {})
-
-    @jax.jit
-    def run(run: SeedStep) -> Array:
-        return speculative_rollout(chain(16), Coin(), params, prompts, run, config).tokens
-
-    tokens = np.concatenate([run(seed_step(*x)) for x in itertools.product(SEEDS, STEPS[1:4])])
-    return len(tokens) - len(np.unique(tokens, axis=0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(admission, "sequence_keys", partial(jax.lax.switch, fault, [*KEYS.values()]))
+        return speculative_rollout(chain(16), Coin(), Params(jnp.zeros((16, 16)), {}), prompts, run, config).tokens
 
 
 @pytest.mark.parametrize(
-    ("verifier", "keys_of"),
+    ("verifier", "fault"),
     [
-        *((verifier, None) for verifier in VERIFIERS),
-        ("rejection", lambda run, ids, samples: sequence_keys(run, ids & 0xFF, samples)),
-        ("block", lambda run, ids, samples: sequence_keys((run[0], 0 * run[1]), ids, samples)),
-        ("coupled", lambda run, ids, samples: sequence_keys(run, ids, jnp.arange(len(samples)))),
-        ("coupled", lambda run, ids, samples: sequence_keys(run, ids & 0xFF, samples)),
+        *((verifier, "none") for verifier in VERIFIERS),
+        ("rejection", "ids of 8 bits"),
+        ("block", "no step"),
+        ("coupled", "keys by row"),
+        ("coupled", "ids of 8 bits"),
     ],
-    ids=[*VERIFIERS, "ids of 8 bits", "no step", "keys by row", "ids of 8 bits, coupled"],
 )
-def test_row_25_completions_share_noise_only_if_their_keys_do(
-    verifier: VerifierName, keys_of: KeysOf | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if keys_of is not None:
-        monkeypatch.setattr(admission, "sequence_keys", keys_of)
-    assert (equal_completions(verifier) > 0) == (keys_of is not None)
+def test_row_25_completions_share_noise_only_if_their_keys_do(verifier: VerifierName, fault: str) -> None:
+    """Two completions of 16 tokens are equal with probability 2^-64."""
+    at = np.array([[*VERIFIERS].index(verifier), [*KEYS].index(fault)], np.int32)
+    tokens = np.concatenate([completions(*at, seed_step(*x)) for x in itertools.product(SEEDS, STEPS[1:4])])
+    assert (len(np.unique(tokens, axis=0)) < len(tokens)) == (fault != "none")

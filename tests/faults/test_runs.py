@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
 import random
 import shutil
@@ -80,26 +79,35 @@ def test_row_13_a_directory_is_locked_as_long_as_its_holder_lives(tmp_path: Path
     assert not (tmp_path / "b").exists()
 
 
-def take_turns(directory: Path, entered: Any) -> None:
+TAKE_TURNS = """
+import multiprocessing, sys
+from pathlib import Path
+from launch.errors import ConfigError
+from launch.phases.lock import exclusive
+# Started by fork: each would import for seconds.
+context = multiprocessing.get_context("fork")
+entered = context.Semaphore(1)
+def take_turns():
     for _ in range(50):
         try:
-            with exclusive("out", directory):
+            with exclusive("out", Path(sys.argv[1])):
                 assert entered.acquire(block=False), "two processes hold the lock"
                 entered.release()
         except ConfigError:
             continue
+processes = [context.Process(target=take_turns) for _ in range(3)]
+for process in processes:
+    process.start()
+for process in processes:
+    process.join()
+sys.exit([process.exitcode for process in processes] != [0, 0, 0])
+"""
 
 
 def test_row_13_no_two_processes_hold_the_lock(tmp_path: Path) -> None:
     """Meanwhile, the directory and the lock's file are repeatedly removed and created."""
-    context = multiprocessing.get_context("spawn")
-    entered = context.Semaphore(1)
-    processes = [context.Process(target=take_turns, args=(tmp_path / "x", entered)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert [process.exitcode for process in processes] == [0] * len(processes)
+    ended = subprocess.run([sys.executable, "-c", TAKE_TURNS, str(tmp_path / "x")], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
 
 
 def save(saves: Checkpointer, step: int, healthy: bool = True) -> None:

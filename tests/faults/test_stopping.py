@@ -35,7 +35,7 @@ from launch.run.supervised_warmup import warm_up
 from launch.setup.experiment import Experiment, build_experiment
 from specjax.checkpoint import Checkpointer
 from specjax.types import Params, TrainState
-from tests.launch.programs import LEAST, argv, flags
+from tests.launch.programs import LEAST, argv, flags, share_programs
 from tests.launch.test_long_phases import SignalAfter, stopping_after
 from tests.refusals import refuses
 
@@ -60,7 +60,11 @@ def before_rl(experiment: Experiment, work: LongPhases) -> tuple[Params, Distill
     return replace(params, draft=distilled.draft), distilled.cost
 
 
-def test_row_14_warm_up_and_distillation_continue_bit_for_bit(experiment: Experiment, tmp_path: Path) -> None:
+def test_row_14_warm_up_and_distillation_continue_bit_for_bit(
+    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    share_programs(monkeypatch, "launch.distillation.answers.make_generate")
+    share_programs(monkeypatch, "launch.distillation.trainer.make_distill_step")
     expected, _ = before_rl(experiment, LongPhases())
     stops = 0
     while True:
@@ -150,6 +154,7 @@ def set_signals(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_row_14_an_evaluation_continues(set_signals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    share_programs(monkeypatch, "launch.evaluation.sampler.make_generate")
     words = LEAST | {"--data.prompts": "4", "--samples": "2", "--save": "saved.jsonl"}
 
     def evaluate(results: str, signals: Any) -> None:

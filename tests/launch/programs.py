@@ -2,6 +2,7 @@
 
 import atexit
 import functools
+import importlib
 import json
 import shutil
 import subprocess
@@ -25,8 +26,9 @@ from launch.run.directory import CHECKPOINTS
 from launch.setup.experiment import Experiment
 from models.config import DecoderConfig
 from specjax.checkpoint import Checkpointer
+from specjax.drafters import Drafter
 from specjax.train.state import init_train_state
-from specjax.types import PyTree
+from specjax.types import Policy, PyTree
 
 DRAFT_LENGTH = 2
 FIELDS = {field.flag: field for field in fields_of(RunConfig)}
@@ -145,6 +147,24 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     return calls
+
+
+def share_programs(patch: pytest.MonkeyPatch, maker: str) -> None:
+    """Let calls of a function that makes a program return the same one: each would be traced and lowered again.
+
+    maker: its path. Its arguments are the policy, the drafter, an options dataclass and others; calls may differ only
+           in the options and in the kind of the drafter.
+    """
+    module, _, name = maker.rpartition(".")
+    make, made = getattr(importlib.import_module(module), name), dict[tuple[type, str], Any]()
+
+    def shared(policy: Policy, drafter: Drafter, options: Any, *others: Any, **named: Any) -> Any:
+        key = type(drafter), repr(options)
+        if key not in made:
+            made[key] = make(policy, drafter, options, *others, **named)
+        return made[key]
+
+    patch.setattr(maker, shared)
 
 
 def leave_run(directory: Path, experiment: Experiment, vocabulary: list[int] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,7 +98,7 @@ def test_the_policys_forward_is_kept_once_for_each_answer(memory: int, monkeypat
     for picks in ([0, 4], [1, 5], [8, 2]):
         batch, teacher, anchors = cache.batch(answers, np.array(picks))
         widths.add(batch.tokens.shape[1])
-        output = teacher_forced(policy, weights, jnp.asarray(batch.tokens))
+        output = jax.jit(partial(teacher_forced, policy))(weights, batch.tokens)
         counted = np.zeros_like(batch.completion)
         np.put_along_axis(counted, np.asarray(anchors.place), np.asarray(anchors.weight) > 0, axis=1)
         np.testing.assert_array_equal(counted, batch.completion)
@@ -129,8 +130,8 @@ def test_a_draft_is_distilled_from_features_of_the_policy_with_its_adapters(monk
     answers = Answers.pad([-1] * 2, [([1, 2, 3], [4] * n) for n in (5, 7)], 10)
     DraftTrainer(experiment, drafter, params, 1).train(answers, 1)
     (weights, batch) = seen[0]
-    tokens = jnp.asarray(batch.sequences.tokens)
-    full, base = (teacher_forced(policy, x, tokens) for x in (merged(params).policy, params.base))
+    tokens, forward = np.asarray(batch.sequences.tokens), jax.jit(partial(teacher_forced, policy))
+    full, base = (forward(x, tokens) for x in (jax.jit(merged)(params).policy, params.base))
     for name in ("features", "hidden"):
         found, expected, off = (np.asarray(getattr(x, name))[tokens != 0] for x in (batch.teacher, full, base))
         np.testing.assert_allclose(found, expected, atol=1e-4)

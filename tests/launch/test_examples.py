@@ -110,6 +110,7 @@ def test_a_drafter_learns_and_is_resumed_and_reported(tmp_path: Path):
     assert "examples.bigram_drafter:build" in (tmp_path / "part/report.html").read_text()
 
 
+@pytest.mark.usefixtures("steps_once")
 def test_a_loss_logs_its_own_metric_resumes_and_names_the_best_save(tmp_path: Path):
     same = ("loss/ratio_deviation", "loss/policy", "rollout/tokens")
     options = ("--updates.minibatches", "2", "--checkpoint.best", "loss/ratio_deviation")

@@ -145,11 +145,12 @@ def test_rounds_draft_from_true_features_alone(draft: Draft):
     def propose(params: Params, state: HeadState, gumbel: jax.Array) -> tuple[Proposal, HeadState]:
         return drafter.propose(params, state, gumbel, LAW)
 
+    observe = jax.jit(drafter.observe)
     committed = [[*prompt, int(generator.integers(VOCAB))] for prompt in prompts]
     given = Prompts(jnp.asarray(padded), jnp.asarray(lengths), jnp.arange(rows))
     state = start(draft.params, given, features[:, :longest])
     last = jnp.asarray(features[np.arange(rows), lengths - 1][:, None])
-    state = drafter.observe(state, last, jnp.asarray([[row[-1]] for row in committed]), jnp.ones(rows, jnp.int32))
+    state = observe(state, last, jnp.asarray([[row[-1]] for row in committed]), jnp.ones(rows, jnp.int32))
     live, firsts = np.full(rows, True), np.zeros(rows, int)
     for number, kept in enumerate(accepted):
         if number == 2:
@@ -167,9 +168,7 @@ def test_rounds_draft_from_true_features_alone(draft: Draft):
             emitted = generator.integers(VOCAB, size=(rows, K + 1))
             for row in np.flatnonzero(live):
                 committed[row].append(int(emitted[row, 0]))
-            state = drafter.observe(
-                state, jnp.asarray(seen), jnp.asarray(emitted, jnp.int32), jnp.asarray(live, jnp.int32)
-            )
+            state = observe(state, jnp.asarray(seen), jnp.asarray(emitted, jnp.int32), jnp.asarray(live, jnp.int32))
         gumbel = generator.gumbel(size=(rows, K, VOCAB)).astype(np.float32)
         proposal, state = propose(draft.params, state, gumbel)
         drafts = np.asarray(proposal.tokens)
@@ -191,7 +190,7 @@ def test_rounds_draft_from_true_features_alone(draft: Draft):
             emitted[row, :m] = drafts[row, :m]
             committed[row] += emitted[row, : m + 1].tolist()
         live = counts > 0
-        state = drafter.observe(state, jnp.asarray(seen), jnp.asarray(emitted, jnp.int32), jnp.asarray(counts))
+        state = observe(state, jnp.asarray(seen), jnp.asarray(emitted, jnp.int32), jnp.asarray(counts))
 
 
 @pytest.mark.parametrize("name, further", [("dflash", 0), ("dspark", 1)])

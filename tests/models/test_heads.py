@@ -217,11 +217,12 @@ def test_decode_rounds_repair_the_cache(head: Head):
     def propose(params: Params, state: HeadState, gumbel: jax.Array) -> tuple[Proposal, HeadState]:
         return drafter.propose(params, state, gumbel, LAW)
 
+    observe = jax.jit(drafter.observe)
     committed = [[*prompt, int(generator.integers(VOCAB))] for prompt in prompts]
     state = start(
         head.params, Prompts(jnp.asarray(padded), jnp.asarray(lengths), jnp.arange(rows)), features[:, :longest]
     )
-    state = drafter.observe(
+    state = observe(
         state,
         jnp.asarray(features[np.arange(rows), lengths - 1][:, None]),
         jnp.asarray([[row[-1]] for row in committed]),
@@ -246,7 +247,7 @@ def test_decode_rounds_repair_the_cache(head: Head):
             seen[row, : m + 1] = features[row, known : known + m + 1]
             emitted[row, :m] = drafts[row, :m]
             committed[row] += emitted[row, : m + 1].tolist()
-        state = drafter.observe(state, jnp.asarray(seen), jnp.asarray(emitted, jnp.int32), jnp.asarray(counts))
+        state = observe(state, jnp.asarray(seen), jnp.asarray(emitted, jnp.int32), jnp.asarray(counts))
     assert len({len(row) for row in committed}) == rows
 
 

@@ -1,5 +1,6 @@
 """The mixture of experts: its three implementations, its sum over the mesh, and gradients through that sum."""
 
+from collections.abc import Callable
 from functools import partial
 
 import flax.linen as nn
@@ -36,7 +37,11 @@ def block() -> tuple[MoE, PyTree, np.ndarray]:
     """Return a mixture with its parameters, and six tokens."""
     module = MoE(CONFIG, EXPERTS)
     x = np.random.default_rng(1).normal(size=(2, 3, 16)).astype(np.float32)
-    return module, nn.unbox(module.init(jax.random.key(0), jnp.asarray(x), None, decoding=False)), x
+    return module, initial(module, x), x
+
+
+def initial(module: MoE, x: np.ndarray) -> PyTree:
+    return nn.unbox(jax.jit(lambda *given: module.init(*given, None, decoding=False))(jax.random.key(0), x))
 
 
 def in_float64(params: PyTree, x: np.ndarray, routes: np.ndarray | None = None) -> np.ndarray:
@@ -63,7 +68,7 @@ def test_all_implementations_of_a_mixture_agree(form: str, block, monkeypatch: p
         own = getattr(moe, name)
         monkeypatch.setattr(moe, name, lambda *args, own=own, name=name: taken.append(name) or own(*args))
     monkeypatch.setattr(moe, "GATHER_COST", 0 if form == "gathered" else 3)
-    y, routing = module.apply(params, jnp.asarray(x), None, decoding=form != "sorted")
+    y, routing = jax.jit(lambda *given: module.apply(*given, None, decoding=form != "sorted"))(params, x)
     assert taken == [f"_{form}"]
     np.testing.assert_allclose(y, in_float64(params, x), atol=2e-6)
     assert routing.chosen.shape == (2, 3, 2) and routing.probs.shape == (2, 3, 8)
@@ -73,16 +78,17 @@ def test_all_implementations_of_a_mixture_agree(form: str, block, monkeypatch: p
 def test_given_routes_are_used_and_the_routers_own_are_reported(block):
     module, params, x = block
     routes = np.random.default_rng(2).permuted(np.tile(np.arange(8, dtype=np.uint8), (2, 3, 1)), axis=-1)[..., :2]
-    y, routing = module.apply(params, jnp.asarray(x), jnp.asarray(routes), decoding=False)
+    apply = jax.jit(lambda *given: module.apply(*given, decoding=False))
+    y, routing = apply(params, x, routes)
     np.testing.assert_allclose(y, in_float64(params, x, routes), atol=2e-6)
-    np.testing.assert_array_equal(routing.chosen, module.apply(params, jnp.asarray(x), None, decoding=False)[1].chosen)
+    np.testing.assert_array_equal(routing.chosen, apply(params, x, None)[1].chosen)
 
 
 def test_many_tokens_of_a_forward_with_a_cache_are_sorted(block, monkeypatch: pytest.MonkeyPatch):
     module, params, x = block
     monkeypatch.setattr(moe, "MOST_DENSE", 5)
     monkeypatch.setattr(moe, "_dense", None)
-    module.apply(params, jnp.asarray(x), None, decoding=True)
+    jax.eval_shape(lambda *given: module.apply(*given, None, decoding=True), params, x)
 
 
 def loss(params: PyTree, tokens: jax.Array, **options) -> tuple[jax.Array, PolicyOutput]:
@@ -127,7 +133,7 @@ def test_gradients_through_the_sum_are_those_of_float64(single, monkeypatch: pyt
     """Compare with directional derivatives in float64, by central differences of the reference mixture."""
     module = MoE(CONFIG, EXPERTS)
     x = np.random.default_rng(1).normal(size=(4, 3, 16)).astype(np.float32)
-    params = nn.unbox(module.init(jax.random.key(0), jnp.asarray(x), None, decoding=False))
+    params = initial(module, x)
     weight = np.random.default_rng(3).normal(size=x.shape)
 
     def loss(params: PyTree, x: jax.Array) -> jax.Array:
@@ -183,6 +189,12 @@ def test_invalid_mixtures_are_refused(changes: dict, message: str):
         DecoderConfig(**SHAPE, num_layers=2, experts=EXPERTS)
 
 
+@partial(jax.jit, static_argnums=0)
+def product_and_gradients(own: Callable, sizes: jax.Array, cotangent: jax.Array, *factors: jax.Array) -> PyTree:
+    y, back = jax.vjp(partial(own, sizes=sizes), *factors)
+    return y, *back(cotangent)
+
+
 @pytest.mark.parametrize("sizes", [(3, 0, 5, 1), (0, 0, 0, 0), (4, 4, 4, 4), (0, 0, 16, 0)])
 def test_a_grouped_product_multiplies_each_row_by_the_matrix_of_its_group(sizes: tuple[int, ...], monkeypatch):
     """This holds for XLA's own operation and for blocks of 4 rows. Rows after the last group, of 16, become zero."""
@@ -196,12 +208,9 @@ def test_a_grouped_product_multiplies_each_row_by_the_matrix_of_its_group(sizes:
     by_x = np.einsum("mf,mdf->md", cotangent, padded[group])
     by_weights = np.stack([x[group == g].T @ cotangent[group == g] for g in range(4)])
     for own in (kernels.cpu.grouped, kernels.plain.grouped):
-        run = partial(own, sizes=jnp.array(sizes, jnp.int32))
-        y, back = jax.vjp(lambda x, weights, run=run: run(x, weights), jnp.asarray(x), jnp.asarray(weights))
-        np.testing.assert_allclose(y, expected, atol=1e-5)
-        for found, wanted in zip(back(jnp.asarray(cotangent)), (by_x, by_weights), strict=True):
+        run, given = partial(product_and_gradients, own, np.array(sizes, np.int32)), (cotangent, x, weights)
+        for found, wanted in zip(run(*given), (expected, by_x, by_weights), strict=True):
             np.testing.assert_allclose(found, wanted, atol=1e-5)
-        narrow = [jnp.asarray(x, jnp.bfloat16) for x in (x, weights, cotangent)]
-        _, back = jax.vjp(run, *narrow[:2])
-        for found, wanted in zip(back(narrow[2]), (by_x, by_weights), strict=True):
-            np.testing.assert_allclose(found.astype(np.float32), wanted, atol=0.1)
+        narrow = [np.asarray(each, jnp.bfloat16) for each in given]
+        for found, wanted in zip(run(*narrow)[1:], (by_x, by_weights), strict=True):
+            np.testing.assert_allclose(np.asarray(found, np.float32), wanted, atol=0.1)

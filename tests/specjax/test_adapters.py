@@ -1,7 +1,8 @@
 """Adapters in the one program: off at B = 0, the gradient of the full one, a base that never changes."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import chex
 import flax.traverse_util
@@ -21,11 +22,12 @@ from specjax.quantization import dequantized, quantized, rollout_copy
 from specjax.rollout.generate import make_prepare
 from specjax.rollout.make_generate import make_generate
 from specjax.testing import assert_cache_consistent, assert_same_rollout
-from specjax.train.batch import Sequences
+from specjax.train.batch import Sequences, TrainBatch
 from specjax.train.draft.distill import make_predict
 from specjax.train.draft.loss import add_replay_gradient
 from specjax.train.gradients import accumulate, log_probs_of
 from specjax.train.loss import LossConfig
+from specjax.train.loss_sums import Sums
 from specjax.train.stages import Stages
 from specjax.train.state import init_train_state
 from specjax.train.train_step import make_train_step
@@ -61,31 +63,27 @@ def adapted_params(mesh: Mesh, b_scale: float = 0.0, base_dtype: EightBit | None
     return Params(adapters, full.draft, base=with_scales(base, LAYERS, mesh))
 
 
-def test_fresh_adapters_change_nothing_and_the_base_stays():
-    mesh = mesh_of(2)
-    policy, drafter = networks()
-    config = replace(CONFIG, rollout=replace(CONFIG.rollout, verifier="coupled"))
-    step = make_train_step(policy, drafter, count_fives, config, mesh)
-    params = adapted_params(mesh)
-    base = host_copy(params.base)
-    state = init_train_state(params, config, mesh)
-    state, rollout, _ = step(state, make_prompts())
-    generate = make_generate(policy, drafter, config.rollout, mesh)
-    expected = generate(params_on(mesh), make_prompts(), seed_step(config.seed, 0))
+@cache
+def gradients_on(mesh: Mesh) -> Callable[[Params, TrainBatch], tuple[Params, Sums]]:
+    """Return the program that accumulates gradients and sums of a batch like `ragged_batch(8, 26, samples=GROUP)`."""
+    batch = ragged_batch(8, 26, samples=GROUP)
+    context = replace(Stages(*networks(), count_fives, CONFIG, mesh).loss_context(batch), anchors=0)
+    return jax.jit(partial(accumulate, context))
+
+
+def test_fresh_adapters_change_no_token_or_log_prob():
+    mesh, config = mesh_of(2), replace(CONFIG.rollout, verifier="coupled")
+    generate = make_generate(*networks(), config, mesh)
+    rollout, expected = (generate(x, make_prompts(), seed_step(7, 0)) for x in (adapted_params(mesh), params_on(mesh)))
     for name in ("tokens", "lengths", "law", "full", "accepted", "drafted"):
         np.testing.assert_array_equal(getattr(rollout, name), getattr(expected, name), err_msg=name)
-    for _ in range(2):
-        state, *_ = step(state, make_prompts())
-    assert_same_bits(state.params.base, base)
 
 
 def test_gradients_are_those_of_the_full_gradient():
     """dA = s G B^T and dB = s A^T G, where G is the gradient of W + s A B. At B = 0 losses do not change."""
     mesh = mesh_of()
-    policy, drafter = networks()
     params, batch = adapted_params(mesh, b_scale=0.3), ragged_batch(8, 26, samples=GROUP)
-    context = replace(Stages(policy, drafter, count_fives, CONFIG, mesh).loss_context(batch), anchors=0)
-    run = jax.jit(partial(accumulate, context))
+    run = gradients_on(mesh)
     found, full = run(params, batch)[0], run(merged(params), batch)[0]
     assert relative_gap(found.draft, full.draft) < 1e-5
     expected = {}
@@ -183,17 +181,14 @@ def test_rollouts_with_adapters_are_those_of_plain_decoding_and_have_its_caches(
 
 @pytest.mark.parametrize("to", ["int8", "fp8"])
 def test_gradients_beside_8_bits_are_those_beside_what_they_stand_for_on_every_mesh(to: EightBit):
-    policy, drafter = networks()
     batch, found = ragged_batch(8, 26, samples=GROUP), []
     for mesh in (mesh_of(), mesh_of(1, 2, 2)):
-        context = replace(Stages(policy, drafter, count_fives, CONFIG, mesh).loss_context(batch), anchors=0)
         params = adapted_params(mesh, 0.3, to)
         with jax.set_mesh(mesh):
-            found.append(host_copy(jax.jit(partial(accumulate, context))(params, batch)[0]))
-    params, mesh = adapted_params(mesh_of(), 0.3, to), mesh_of()
-    context = replace(Stages(policy, drafter, count_fives, CONFIG, mesh).loss_context(batch), anchors=0)
+            found.append(host_copy(gradients_on(mesh)(params, batch)[0]))
+    params = adapted_params(mesh_of(), 0.3, to)
     wide = replace(params, base=dequantized(params.base))
-    expected = jax.jit(partial(accumulate, context))(wide, batch)[0]
+    expected = gradients_on(mesh_of())(wide, batch)[0]
     for gradients in found:
         assert relative_gap(gradients.policy, expected.policy) < 1e-5
         assert relative_gap(gradients.draft, expected.draft) < 1e-5

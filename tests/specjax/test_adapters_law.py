@@ -3,6 +3,7 @@
 import functools
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any
 
 import flax.linen as nn
 import flax.traverse_util
@@ -70,6 +71,7 @@ def world(base: EightBit | None) -> AdaptedWorld:
     return AdaptedWorld(**own, base_dtype=base)
 
 
+@functools.cache
 def params_with(base_dtype: EightBit | None) -> Params:
     """Return adapters and their base, apart.
 
@@ -80,13 +82,13 @@ def params_with(base_dtype: EightBit | None) -> Params:
     rng = np.random.default_rng(2)
     shapes = jax.eval_shape(partial(init_adapters, layers), jax.random.key(0))
     adapters = jax.tree.map(lambda x: jnp.float32(0.5 * rng.standard_normal(x.shape)), nn.unbox(shapes))
-    flat = flax.traverse_util.flatten_dict(jax.tree.map(jnp.copy, ENUMERABLE.policy_params))
+    flat: dict[tuple[str, ...], Any] = flax.traverse_util.flatten_dict(jax.tree.map(np.array, ENUMERABLE.policy_params))
     for path, x in flat.items():
         if path[-1] == "scale" and x.shape == (ENUMERABLE.hidden,):
-            flat[path] = x.at[0].set(0.0)
+            x[0] = 0.0
         if path[-1] == "kernel" and path[-2] not in ("o", "down"):
-            flat[path] = x.at[0].set(8 * jnp.max(jnp.abs(x)))
-    base = flax.traverse_util.unflatten_dict(flat)
+            x[0] = 8 * np.max(np.abs(x))
+    base = jax.tree.map(jnp.asarray, flax.traverse_util.unflatten_dict(flat))
     return Params(adapters, {}, base=with_scales(quantized(base, base_dtype) if base_dtype else base, layers, mesh))
 
 
@@ -95,8 +97,8 @@ def exact(base: EightBit | None, *, adapters: bool = True) -> Cells:
     """Return the law of Q(W) + s A B, multiplied out in float32; of Q(W) without adapters."""
     own = world(base)
     params = params_with(base)
-    params = replace(params, base=dequantized(params.base))
-    weights = merged(params).policy if adapters else params.base
+    params = replace(params, base=jax.jit(dequantized)(params.base))
+    weights = jax.jit(merged)(params).policy if adapters else params.base
     forward = jax.jit(own.policy.apply)
 
     def logits(tokens: np.ndarray) -> np.ndarray:

@@ -3,7 +3,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.train.advantage import AdvantageConfig, group_advantages, token_advantages, zero_variance
+from specjax.train import advantage
+from specjax.train.advantage import AdvantageConfig
+
+group_advantages = jax.jit(advantage.group_advantages, static_argnums=(1, 2))
+zero_variance = jax.jit(advantage.zero_variance, static_argnums=1)
+token_advantages = jax.jit(advantage.token_advantages)
 
 NAMED = {
     "GRPO": AdvantageConfig(),
@@ -47,7 +52,7 @@ def test_every_advantage_matches_its_paper(name: str) -> None:
     reward = rng.normal(1.0, 2.0, (6, 8)).astype(np.float32)
     failed = np.arange(8)[None] < rng.integers(1, 5, (6, 1))
     given = jnp.array(np.where(failed, rng.choice([np.nan, np.inf, -np.inf], (6, 8)), reward).ravel())
-    got = jax.jit(group_advantages, static_argnums=(1, 2))(given, 8, NAMED[name])
+    got = group_advantages(given, 8, NAMED[name])
     groups = [row[~out].astype(np.float64) for row, out in zip(reward, failed, strict=True)]
     np.testing.assert_allclose(got[~failed.ravel()], as_the_papers_have_it(name, groups), atol=1e-5)
     assert not np.asarray(got)[failed.ravel()].any()

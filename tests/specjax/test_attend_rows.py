@@ -6,7 +6,6 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from models.config import DecoderConfig
@@ -92,7 +91,7 @@ def test_bfloat16_gradients_add_up_in_float32(monkeypatch):
         return max(np.abs(x - y).max() / np.abs(y).max() for x, y in zip(wide, expected, strict=True))
 
     with jax.enable_x64(True):
-        expected = [np.asarray(x) for x in slopes(*(x.astype(jnp.float64) for x in args))]
+        expected = [np.asarray(x) for x in jax.jit(slopes)(*(np.asarray(x, np.float64) for x in args))]
     assert gap(4) < 0.015
 
 
@@ -106,4 +105,5 @@ def test_training_in_bfloat16_runs_as_xla_is_shipped():
     random = np.random.default_rng(0)
     args, _ = jax.tree.map(lambda x: jnp.asarray(abs(random.normal(0, 0.3, x.shape)), x.dtype), lowered.in_avals)
     for gradients in lowered.compile(compiler_options=AS_SHIPPED)(*args):
-        assert 0 < optax.tree.norm(gradients) < np.inf
+        leaves = [np.asarray(x, np.float64) for x in jax.tree.leaves(gradients)]
+        assert all(np.isfinite(x).all() for x in leaves) and any(x.any() for x in leaves)

@@ -12,28 +12,30 @@ from tests.specjax.training import mesh_of
 GROUP, PROMPT, BUDGET = 3, 5, 7
 
 
-def job() -> tuple[Prompts, Rollout, jax.Array]:
+def job() -> tuple[Prompts, Rollout, np.ndarray]:
     """Return ragged prompts and completions, with arbitrary values in all padding."""
     rng = np.random.default_rng(0)
     prompt_lengths = np.array([5, 1, 3, 4], np.int32)
     rows = len(prompt_lengths) * GROUP
     lengths = np.resize(np.array([7, 0, 4, 1, 6], np.int32), rows)
     prompts = Prompts(
-        tokens=jnp.array(rng.integers(1, 50, (len(prompt_lengths), PROMPT)), jnp.int32),
-        lengths=jnp.array(prompt_lengths),
-        id=jnp.arange(len(prompt_lengths)),
+        tokens=rng.integers(1, 50, (len(prompt_lengths), PROMPT), np.int32),
+        lengths=prompt_lengths,
+        id=np.arange(len(prompt_lengths), dtype=np.int32),
     )
     rollout = Rollout(
-        tokens=jnp.array(rng.integers(50, 100, (rows, BUDGET)), jnp.int32),
-        lengths=jnp.array(lengths),
-        full=jnp.array(-rng.random((rows, BUDGET)), jnp.float32),
+        tokens=rng.integers(50, 100, (rows, BUDGET), np.int32),
+        lengths=lengths,
+        full=np.float32(-rng.random((rows, BUDGET))),
     )
-    return prompts, rollout, jnp.arange(rows, dtype=jnp.float32).at[2].set(jnp.nan)
+    return prompts, rollout, np.where(np.arange(rows) == 2, np.float32(np.nan), np.arange(rows, dtype=np.float32))
 
 
 def test_rows_hold_a_prompt_its_completion_and_zeros() -> None:
     prompts, rollout, reward = job()
-    batch = join_completions(prompts, rollout, reward)
+    join = jax.jit(join_completions)
+    joined = join(prompts, rollout, reward)
+    batch, trained = jax.device_get((joined, joined.trained))
     assert batch.tokens.shape == (len(rollout.lengths), PROMPT + BUDGET) and batch.mu is not None
     for row, (tokens, completion, mu) in enumerate(zip(batch.tokens, batch.completion, batch.mu, strict=True)):
         start, length = int(prompts.lengths[row // GROUP]), int(rollout.lengths[row])
@@ -45,10 +47,10 @@ def test_rows_hold_a_prompt_its_completion_and_zeros() -> None:
         np.testing.assert_array_equal(mu[start:end], rollout.full[row, :length])
     np.testing.assert_array_equal(batch.reward, reward)
     # Row 2 has no reward, so it trains only the draft.
-    assert not batch.trained[2].any() and batch.completion[2].sum() == 4
+    assert not trained[2].any() and batch.completion[2].sum() == 4
     others = np.arange(len(reward)) != 2
-    np.testing.assert_array_equal(batch.trained[others], batch.completion[others])
-    assert join_completions(prompts, Rollout(rollout.tokens, rollout.lengths), reward).mu is None
+    np.testing.assert_array_equal(trained[others], batch.completion[others])
+    assert join(prompts, Rollout(rollout.tokens, rollout.lengths), reward).mu is None
 
 
 def test_split_is_a_permutation_of_the_rows() -> None:

@@ -5,34 +5,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax.cost import (
-    Acceptance,
-    BatchProgress,
-    Drafting,
-    acceptance_length,
-    batch_gain,
-    choose,
-    could_pay,
-    expected_speedup,
-    init_drafting,
-    unmeasured,
-    update_drafting,
-)
-from specjax.cost import rates as expected_rates
+from specjax import cost
+from specjax.cost import Acceptance, BatchProgress, Drafting, acceptance_length, init_drafting, unmeasured
 from specjax.cost.choice import PRIOR_ROUNDS, UNTRIED_MARGIN
 from specjax.types import Rollout
 from tests.refusals import refuses
 
+expected_rates, update_drafting = jax.jit(cost.rates), jax.jit(cost.update_drafting, static_argnums=3)
+batch_gain, choose, could_pay, expected_speedup = (
+    jax.jit(function, static_argnums=1)
+    for function in (cost.batch_gain, cost.choose, cost.could_pay, cost.expected_speedup)
+)
+
 
 def drafting(acceptance: Acceptance, seconds: list[list[float]]) -> Drafting:
     """With no batch seen yet."""
-    none = jnp.zeros((len(seconds), len(seconds[0])))
+    none = np.zeros((len(seconds), len(seconds[0])), np.float32)
     return Drafting(acceptance, BatchProgress(none, none), jnp.array(seconds))
 
 
 def counted(drafted: int, *accepted: int, predicted: float = 0.0) -> Acceptance:
     return Acceptance(
-        jnp.full(len(accepted), drafted, jnp.float32), jnp.array(accepted, jnp.float32), jnp.float32(predicted)
+        np.full(len(accepted), drafted, np.float32), jnp.array(accepted, jnp.float32), jnp.float32(predicted)
     )
 
 
@@ -59,14 +53,14 @@ def test_counts_outweigh_the_prediction(drafted: list, accepted: list, predicted
     np.testing.assert_allclose(expected_rates(counts), expected, rtol=1e-2)
 
 
-def rollout(**statistics: jax.Array) -> Rollout:
-    return Rollout(jnp.zeros((5, 4), jnp.int32), jnp.zeros(5, jnp.int32), **statistics)
+def rollout(**statistics: np.ndarray) -> Rollout:
+    return Rollout(np.zeros((5, 4), np.int32), np.zeros(5, np.int32), **statistics)
 
 
 def test_old_steps_fade():
     known = init_drafting((0, 2), np.ones((1, 2)))
     for accepted in (0, 10):
-        seen = rollout(drafted=jnp.full((5, 2), 10), accepted=jnp.full((5, 2), accepted))
+        seen = rollout(drafted=np.full((5, 2), 10), accepted=np.full((5, 2), accepted))
         known = update_drafting(known, seen, jnp.float32(0.3), (0, 2))
     assert known.acceptance.predicted == jnp.float32(0.3)
     np.testing.assert_allclose(known.acceptance.drafted, 50 + 0.8 * 50)
@@ -118,16 +112,16 @@ def test_unmeasured_lengths_are_expected_to_reach_the_same_fraction():
     np.testing.assert_allclose(batch_gain(nothing, (0, 1, 3))[0], [1, 1.3, 1], rtol=2e-3)
 
 
-def choices(steps: int, seconds: float, predicted: float | None, right: int = 0, **counts: jax.Array) -> list[int]:
+def choices(steps: int, seconds: float, predicted: float | None, right: int = 0, **counts: np.ndarray) -> list[int]:
     """Return what is chosen in each step, of draft lengths 0 and 1, if rounds of length 1 take `seconds`.
 
     right: tenths of the drafts that are accepted. counts: further statistics of the rollouts.
     """
-    state, chosen, trips = init_drafting((0, 1), np.array([[1.0, seconds]], np.float32)), [], jnp.full((1, 1), 50)
+    state, chosen, trips = init_drafting((0, 1), np.array([[1.0, seconds]], np.float32)), [], np.full((1, 1), 50)
     for _ in range(steps):
         index = int(choose(state, (0, 1))[0])
         chosen.append(index)
-        drafted = jnp.full((8, 1), 50 * index)
+        drafted = np.full((8, 1), 50 * index)
         counts |= dict(drafted=drafted, accepted=drafted * right // 10, plain_rounds=trips * (10 + right * index) // 10)
         seen = rollout(loop_rounds=trips, draft_length=0 * trips + index, **counts)
         state = update_drafting(state, seen, None if predicted is None else jnp.float32(predicted), (0, 1))
@@ -198,7 +192,7 @@ def test_hindsight_replaces_a_missing_prediction():
     """Counts of two shards are added. The tokens that were drafted are not counted a second time."""
     known = init_drafting((0, 2), np.ones((1, 2)))
     hindsight = jnp.array([[[100, 90], [30, 10]], [[60, 50], [10, 4]]])
-    seen = rollout(lookup_counts=hindsight, drafted=jnp.full((5, 2), 10), accepted=jnp.full((5, 2), 9))
+    seen = rollout(lookup_counts=hindsight, drafted=np.full((5, 2), 10), accepted=np.full((5, 2), 9))
     known = update_drafting(known, seen, None, (0, 2))
     np.testing.assert_allclose(known.acceptance.drafted, [160, 140])
     np.testing.assert_allclose(known.acceptance.accepted, [40, 14])
@@ -209,5 +203,5 @@ def test_hindsight_replaces_a_missing_prediction():
 @pytest.mark.parametrize("right, expected", [(0, [0] * 30), (9, [0] + [1] * 29)])
 def test_a_lookup_is_used_only_if_hindsight_says_that_it_pays(right: int, expected: list[int]):
     """With only 10 tokens, a batch gains as much as its mean row."""
-    hindsight = jnp.array([[[500], [50 * right]]])
+    hindsight = np.array([[[500], [50 * right]]])
     assert choices(30, 1.5, None, right, lookup_counts=hindsight) == expected

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -92,6 +92,7 @@ def measure(verifier: str, anchors: int = 0) -> Callable[[Params, ScoredSequence
     return jax.jit(run)
 
 
+@jax.jit
 def sequences_of(rollout: Rollout) -> ScoredSequences:
     return join_completions(WORLD.batch, rollout, jnp.zeros(len(rollout.lengths)))
 
@@ -124,19 +125,19 @@ def adaptations(
         reference=None,
         adaptation=init_draft_training(CONFIG, None),
     )
-    seen = []
+    schedule, seen = jax.jit(partial(update_schedule, CONFIG, due=False)), []
     for step in range(ALARM_PATIENCE):
         rollout = decode(fault, verifier)(weights(decoded or draft), WORLD.batch, seed_step(5, step))
         batch = sequences_of(rollout)
         sums = measure(verifier, anchors)(state.params, batch)
-        state, metrics = update_schedule(CONFIG, state, batch, sums, due=False)
-        drafted, taken = float(jnp.sum(rollout.draft_outcome > 0)), float(jnp.sum(rollout.draft_outcome == 2))
+        state, metrics = schedule(state, batch, sums)
+        drafted, taken = (float(np.sum(np.asarray(rollout.draft_outcome) >= least)) for least in (1, 2))
         rate = float(metrics["draft/measured_acceptance"])
         if anchors:
             assert 0.2 * drafted < sums.drafted < 0.8 * drafted
         else:
             np.testing.assert_allclose(rate, taken / drafted, rtol=1e-6)
-        counts = dict(drafted=drafted, rate=rate, of_all=drafted / float(rollout.drafted.sum()))
+        counts = dict(drafted=drafted, rate=rate, of_all=drafted / float(np.sum(rollout.drafted)))
         seen.append({name: float(x) for name, x in metrics.items()} | counts)
     return seen
 

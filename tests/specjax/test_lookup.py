@@ -77,14 +77,14 @@ def words_of(text: Text) -> list[Words]:
 
 
 def test_a_text_grows_by_the_emitted_tokens():
-    text = prompt_text(prompts_of([0, 1], [2]))
-    text = kv.resize(text, 5)
-    text = with_tokens(text, jnp.array([[1, 2, 0], [0, 0, 1]]), jnp.array([2, 0]))
+    text = jax.jit(lambda prompts: kv.resize(prompt_text(prompts), 5))(prompts_of([0, 1], [2]))
+    grown, newest = jax.jit(with_tokens), jax.jit(last_tokens, static_argnums=1)
+    text = grown(text, jnp.array([[1, 2, 0], [0, 0, 1]]), jnp.array([2, 0]))
     assert words_of(text) == [[0, 1, 1, 2, *[None] * 5], [2, *[None] * 8]]
-    assert last_tokens(text, 3).tolist() == [[2, 2, 3], [0, 0, 3]]
-    text = with_tokens(text, jnp.array([[0], [1]]), jnp.array([1, 1]))
+    assert newest(text, 3).tolist() == [[2, 2, 3], [0, 0, 3]]
+    text = grown(text, jnp.array([[0], [1]]), jnp.array([1, 1]))
     assert words_of(text) == [[0, 1, 1, 2, 0, *[None] * 4], [2, 1, *[None] * 7]]
-    assert last_tokens(text, 3).tolist() == [[2, 3, 1], [0, 3, 2]]
+    assert newest(text, 3).tolist() == [[2, 3, 1], [0, 3, 2]]
 
 
 @partial(jax.jit, static_argnums=0)
@@ -131,9 +131,9 @@ def test_the_overlap_is_the_probability_of_the_proposed_token():
     for row, t in np.argwhere(mask[:, 1:]):
         text = tokens[row, : t + 1].tolist()
         expected[row, t + 1] = sum(p[row, t, token] for token in searched([text], text, 2, 4, 1)[1])
-    none = jnp.zeros((2, 12, 1))
-    output = PolicyOutput(jnp.asarray(logits), none, none, None)
-    loss = NGramDrafter(VOCAB, 2, 4).loss(NOTHING, jnp.asarray(tokens), output, jnp.asarray(mask), LAW)
+    none = np.zeros((2, 12, 1), np.float32)
+    run = jax.jit(NGramDrafter(VOCAB, 2, 4).loss, static_argnums=4)
+    loss = run(NOTHING, tokens, PolicyOutput(logits, none, none, None), mask, LAW)
     assert expected.sum() > 1
     np.testing.assert_allclose(loss.overlap, expected, rtol=1e-5)
 
@@ -147,13 +147,13 @@ def rollout_of(*completions: list[int]) -> Rollout:
 
 def test_the_newest_completions_of_each_prompt_are_remembered():
     drafter = HistoryDrafter(VOCAB, kept=3)
-    memory = drafter.memory.blank(3, 4)
+    memory, remember = drafter.memory.blank(3, 4), jax.jit(drafter.memory.remember)
     assert memory.shape == (3, 3, 4) and not memory.any()
     prompts = prompts_of([0], [0], ids=(2, -1))
-    memory = drafter.memory.remember(memory, prompts, rollout_of([0, 1], [1], [2, 2], [2]))
+    memory = remember(memory, prompts, rollout_of([0, 1], [1], [2, 2], [2]))
     assert not memory[:2].any()
     assert memory[2].tolist() == [[1, 2, 0, 0], [2, 0, 0, 0], [0, 0, 0, 0]]
-    memory = drafter.memory.remember(memory, prompts_of([0], ids=(2,)), rollout_of([2, 2, 2, 2], []))
+    memory = remember(memory, prompts_of([0], ids=(2,)), rollout_of([2, 2, 2, 2], []))
     assert memory[2].tolist() == [[3, 3, 3, 3], [0, 0, 0, 0], [1, 2, 0, 0]]
     assert drafter.memory.remember((), prompts, rollout_of([0], [0])) == ()
 
@@ -161,7 +161,7 @@ def test_the_newest_completions_of_each_prompt_are_remembered():
 def test_history_holds_earlier_completions_of_the_same_prompt():
     """The prompt is part of the text, so a match may begin in it. Other prompts and filler rows find nothing."""
     drafter = HistoryDrafter(VOCAB, min_n=2, max_n=4, kept=2, siblings=0)
-    remembered = drafter.memory.remember(
+    remembered = jax.jit(drafter.memory.remember)(
         drafter.memory.blank(2, 4), prompts_of([0], ids=(1,)), rollout_of([1, 2, 1, 0], [1, 2, 2, 1])
     )
     params = Params({}, {}, remembered)
@@ -188,7 +188,7 @@ def test_finished_samples_are_searched_after_their_prompt():
     # Each prompt's first sample is still active, and its last exceeds the number that is kept.
     ended = jnp.array([[[0, 0, 0], [2, 1, 3], [2, 3, 3], [2, 2, 2]]] * 2)
     for drafter in (history, EitherDrafter(history, Sampled(VOCAB))):
-        state = drafter.observe_finished(started(drafter, NOTHING, prompts), prompts, ended)
+        state = jax.jit(drafter.observe_finished)(started(drafter, NOTHING, prompts), prompts, ended)
         heard = state if drafter is history else state.lookup
         assert heard.finished[0].tolist() == [[3, 1, 2, 1, 3, 0], [3, 1, 2, 3, 3, 0]]
         assert heard.finished[1].tolist() == [[3, 1, 0, 0, 0, 0]] * 2
@@ -219,13 +219,14 @@ def test_a_row_proposes_the_lookups_tokens_or_else_the_drafts():
     """Laws and lengths belong to what is proposed. Training predicts the acceptance of drafted tokens only."""
     found = one_hot_proposal(jnp.array([[0, 2], [0, 0], [0, 0]]), jnp.array([1, 0, 0]), VOCAB)
     drafted = Proposal(jnp.ones((3, 2), jnp.int32), jnp.full((3, 2, VOCAB), -jnp.log(3.0)), jnp.array([2, 2, 0]))
-    chosen = found_or_drafted(found, drafted)
+    choose = jax.jit(found_or_drafted)
+    chosen = choose(found, drafted)
     assert chosen.tokens.tolist() == [[0, 2], [1, 1], [1, 1]] and chosen.length.tolist() == [1, 2, 0]
     np.testing.assert_allclose(np.exp(chosen.log_q[0]), [[1, 0, 0], [0, 0, 1]], rtol=1e-6)
     np.testing.assert_allclose(np.exp(chosen.log_q[1:]), np.full((2, 2, VOCAB), 1 / 3), rtol=1e-6)
     assert found.predicted is None and chosen.predicted.tolist() == [False, True, True]
     half = drafted._replace(predicted=jnp.array([True, True, False]))
-    assert found_or_drafted(found, half).predicted.tolist() == [False, True, False]
+    assert choose(found, half).predicted.tolist() == [False, True, False]
 
 
 def test_a_model_learns_the_policys_law():

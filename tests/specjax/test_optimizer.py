@@ -109,11 +109,12 @@ def _filled(shapes: PyTree, rng: np.random.Generator) -> PyTree:
 def rates(config: OptimizerConfig, count: int, steps: int | None = None) -> list[float]:
     """Return the learning rates. Without momentum, decay and clipping, AdamW's step is the rate times the sign."""
     optimizer = make_optimizer(replace(config, b1=0.0, b2=0.0, clip_norm=1e9), steps)
-    weights, state, found = jnp.zeros(1), optimizer.init(jnp.zeros(1)), []
+    weights, state, found = np.zeros(1, np.float32), optimizer.init(jnp.zeros(1)), []
+    step, rate = jax.jit(functools.partial(update, optimizer)), jax.jit(functools.partial(learning_rate, config))
     for _ in range(count):
-        logged = learning_rate(config, state) if steps is None else None
-        after, state = update(optimizer, jnp.ones(1), state, weights, jnp.bool(True))
-        found.append(float((weights - after)[0]))
+        logged = rate(state) if steps is None else None
+        after, state = step(np.ones(1, np.float32), state, weights, np.True_)
+        found.append(float((np.asarray(weights) - np.asarray(after))[0]))
         assert logged is None or logged == pytest.approx(found[-1], abs=1e-6)
         weights = after
     return found

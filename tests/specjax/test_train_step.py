@@ -169,7 +169,7 @@ def test_old_is_the_generating_policy_or_the_one_before_the_updates() -> None:
         assert anchor(UpdateConfig()) is None
         np.testing.assert_array_equal(anchor(UpdateConfig(epochs=2)), mu)
         recomputed = anchor(UpdateConfig(epochs=2, recompute_old=True))
-        logits = POLICY.apply(state.params.policy, tokens, jnp.zeros(len(tokens), jnp.int32)).logits
+        logits = jax.jit(POLICY.apply)(state.params.policy, tokens, np.zeros(len(tokens), np.int32)).logits
     law = jax.nn.log_softmax(logits[:, :-1])
     expected = jnp.take_along_axis(law, tokens[:, 1:, None], axis=2)[..., 0]
     np.testing.assert_allclose(recomputed[:, 3:], expected[:, 2:], atol=1e-5)

@@ -65,15 +65,16 @@ def test_a_pass_attends_by_the_published_mask(depth: int, shared: int, window: i
     def total(function: Callable) -> Callable:
         return lambda *args: jnp.sum(jnp.sin(function(*args)))
 
-    def results(function: Callable) -> PyTree:
-        with jax.enable_x64(True):
-            given = [jnp.asarray(x) for x in args]
-            return jax.jit(lambda *x: (function(*x), jax.grad(total(function), (0, 1, 2))(*x)))(*given)
+    @jax.jit
+    def results(*x: jax.Array) -> list[PyTree]:
+        functions = found, found_anchors, wanted, wanted_anchors
+        return [(function(*x), jax.grad(total(function), (0, 1, 2))(*x)) for function in functions]
 
-    for function, reference in ((found, wanted), (found_anchors, wanted_anchors)):
-        both = zip(jax.tree.leaves(results(function)), jax.tree.leaves(results(reference)), strict=True)
-        for x, y in both:
-            np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
+    with jax.enable_x64(True):
+        leaves = jax.tree.leaves(results(*(jnp.asarray(x) for x in args)))
+    half = len(leaves) // 2
+    for x, y in zip(leaves[:half], leaves[half:], strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
 
 
 def test_each_pass_is_one_position_later_and_appends_to_the_cache():

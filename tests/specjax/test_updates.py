@@ -44,7 +44,9 @@ def run(
 ) -> tuple[Params, Params, Report]:
     start = Params(jnp.float32(1), jnp.float32(0))
     states = Params(optimizers.policy.init(start.policy), optimizers.draft.init(start.draft))
-    return run_updates(gradients, optimizers, start, states, batch, replay, True, config)
+    return jax.jit(lambda *given: run_updates(gradients, optimizers, *given, True, config))(
+        start, states, batch, replay
+    )
 
 
 REWARDS = [0.0, 1.0, 2.0, 5.0, -1.0, 3.0]
