@@ -7,10 +7,10 @@ DIR holds SmolLM2-135M-Instruct (`benchmarks.smollm2`), whose own chat template 
 place. The second command prints a table from OUT/samples.jsonl.
 """
 
+import argparse
 import json
 import random
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -108,5 +108,12 @@ config = RunConfig(
     checkpoint=CheckpointConfig(every=0),
 )
 
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="directory of the run")
+    print("\n".join(table(parser.parse_args().run)))
+
+
 if __name__ == "__main__":
-    print("\n".join(table(Path(sys.argv[1]))))
+    main()
