@@ -269,7 +269,7 @@ def test_each_program_shows_only_its_options_within_the_help_limits(
         listed += section.count("\n  --")
     assert listed == len(flags) or reading is not recipe_options.TRAIN
     assert len(flags) == shown(capsys, "--help", "all", reading=reading).count("\n  --")
-    # A few: each takes a fifth of a second. Help leaves out options of other kinds of draft, which are read all the same.
+    # A few: each takes a fifth of a second. Help also leaves out options of other kinds of draft, which are read.
     unread = [field for field in every if not recipe_options.reads(reading, field.path)]
     unread += [field for field in every if recipe_options.reads(recipe_options.RECIPE_ONLY, field.path)]
     for field in unread[::12]:
