@@ -91,8 +91,7 @@ def run(config: RunConfig, reward_of: RewardOf | None = None, local: Local | Non
             reward_of = reward_of or scoring_of(experiment.config.reward, pool)
             rewards = [reward_of(problems, experiment.tokenizer) for problems in experiment.problems]
             state, signal = train(experiment, rewards[0], rewards[1], directory, signals, long_phases)
-            # The steps took the networks that the run began with.
-            return RunResult(directory, experiment.with_params(state.params), state, signal)
+            return RunResult(directory, experiment.with_state(state), state, signal)
 
 
 def train(

@@ -60,7 +60,7 @@ def compare_steps(experiment: Experiment, reward_fn: RewardFn, state: TrainState
     # Seconds of rounds on a mesh other than the comparison's say nothing about it.
     drafting = state.drafting if experiment.rollout_mesh is experiment.mesh else None
     seconds = None if drafting is None else processes.fetch(drafting.seconds)
-    experiment = comparison_experiment(experiment).with_params(state.params)
+    experiment = comparison_experiment(experiment).with_state(state)
     config = experiment.config
     variants, _ = make_variants(experiment, reward_fn, state.params, seconds, first=config.steps)
     reports = time_variants(variants, config, config.speedup.steps, console, lambda reports: None)

@@ -37,7 +37,7 @@ from specjax.train.config import TrainConfig
 from specjax.train.draft.schedule import DraftTrainingConfig
 from specjax.train.loss import LossFn, policy_loss
 from specjax.train.stages import Stages
-from specjax.types import Hints, Params, Prompts
+from specjax.types import Hints, Prompts, TrainState
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,10 +109,12 @@ class Experiment:
         """Tokens to which the prompts of a step are padded; data.max_prompt_tokens if problems are not read."""
         return self.train_prompts.width
 
-    def with_params(self, params: Params) -> "Experiment":
-        """Return the experiment with other parameters of its networks: the trained ones, or a checkpoint's."""
-        draft = replace(self.networks.draft, params=params.draft)
-        return replace(self, networks=replace(self.networks, params=params, draft=draft))
+    def with_state(self, state: TrainState) -> "Experiment":
+        """Return the experiment with the networks of a state. Steps took those that the experiment began with."""
+        draft = replace(self.networks.draft, params=state.params.draft)
+        networks = replace(self.networks, params=state.params, draft=draft)
+        teacher = None if self.teacher is None else replace(self.teacher, params=state.teacher)
+        return replace(self, networks=networks, teacher=teacher)
 
     def without_draft(self, *, keeps_lookup: bool = False) -> "Experiment":
         """Return the experiment with plain decoding, or with the lookup beside the draft."""

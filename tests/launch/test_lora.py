@@ -158,7 +158,7 @@ def test_a_base_in_8_bits_is_one_policy_in_rollout_and_training(tmp_path: Path):
 
 def test_a_run_in_python_saves_after_its_base_was_donated(trained: Trained, tmp_path: Path):
     directory, state, experiment = trained
-    TrainedRun(directory, experiment.with_params(state.params), state, None).save(tmp_path / "policy")
+    TrainedRun(directory, experiment.with_state(state), state, None).save(tmp_path / "policy")
     assert (tmp_path / "policy" / "model.safetensors").is_file()
 
 

@@ -87,6 +87,8 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> Taught:
 def test_the_teacher_stays_to_the_byte_and_is_not_saved(taught: Taught):
     config, state, experiment = taught
     assert experiment.teacher is not None and fingerprint(state.teacher) == experiment.teacher.hash
+    kept = experiment.with_state(state).teacher
+    assert kept is not None and fingerprint(kept.params) == experiment.teacher.hash
     _, rest = saved_state(Path(str(config.out)), STEPS)
     assert rest["teacher"] is None
     lines = metrics(Path(str(config.out)))
