@@ -183,18 +183,19 @@ def train(
     """
     use_compile_cache()
     answering, local = _environment_options(tools, environment)
-    if reward is None and environment is None and teacher is None:
+    given = _option_values(options or {})
+    taught = teacher is not None or any(name in given for name in ("teacher.kind", "teacher.path"))
+    if reward is None and environment is None and not taught:
         raise ConfigError("reward = None: must be a function or the name of a scorer without environment and teacher")
     scorer = reward or (NO_REWARD if environment is None else ENVIRONMENT)
-    reward_of, taught = None, {} if teacher is None else {"teacher.path": str(teacher)}
+    reward_of, named = None, {} if teacher is None else {"teacher.path": str(teacher)}
     if teacher == BASE:
-        taught = {"teacher.kind": BASE}
+        named = {"teacher.kind": BASE}
     if callable(reward):
         name = _name_of(reward)
         scorer_of(reward, owner=f"reward = {name}")
         scorer = f"{FUNCTION}{name}"
     codes = [code_of_function(each) for each in (reward, *tools, environment) if callable(each)]
-    given = _option_values(options or {})
     if ignored := [name for name in given if callable(reward) and name in SCORERS]:
         raise ConfigError(f"options: {', '.join(ignored)}: must not be set with a function as reward; it is the reward")
     problems = None
@@ -208,7 +209,7 @@ def train(
         "reward.scorer": scorer,
         "reward.code": "+".join(filter(None, codes)) or None,
         **answering,
-        **taught,
+        **named,
         "steps": _as_tuple(steps),
         "out": None if out is None else str(out),
         "resume": resume,

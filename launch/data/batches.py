@@ -96,7 +96,7 @@ class PromptTable:
     @property
     def hint_width(self) -> int:
         """Tokens to which batches pad their hints; 0 without hints."""
-        return 0 if self.hints is None else padded_length(max(map(len, self.hints), default=1), MOST)
+        return padded_length(max(map(len, self.hints)), MOST) if self.hints else 0
 
     def batch(self, picks: np.ndarray) -> Prompts:
         """Return the rows `picks`, int [N], as numpy arrays: tokens [N, width], padded with 0, lengths and ids."""

@@ -18,6 +18,7 @@ from launch.setup.networks import Networks
 from launch.setup.policy import build_decoder, longest_sequence
 from models.config import DecoderConfig
 from models.decoder import make_policy
+from models.files import errors_name
 from specjax.checkpoint_integrity import fingerprint
 from specjax.options import show
 from specjax.parallel.memory import MemoryPart, bytes_per_device, check_memory
@@ -71,7 +72,8 @@ def build_teacher(
     stop_tokens = () if shapes else _checked_stop_tokens(owner, directory, config, tokenizer)
     model = replace(config.model, path=str(directory), param_dtype=config.model.dtype, architecture=None)
     longest = longest_sequence(config)
-    decoder, weights = build_decoder(model, mesh, None, "teacher", longest, features=None)
+    with as_config_error(), errors_name(owner):
+        decoder, weights = build_decoder(model, mesh, None, "teacher", longest, features=None)
     if decoder.vocab_size < tokenizer.vocab_size:
         raise ConfigError(f"{owner}: its vocab_size is {decoder.vocab_size}; must be at least {tokenizer.vocab_size}")
     if not shapes:
@@ -79,7 +81,7 @@ def build_teacher(
         remedy = "must be more, or the teacher smaller"
         with as_config_error():
             check_memory([MemoryPart(f"the teacher, {owner}", size, "mesh.fsdp", config.mesh.fsdp, remedy)], mesh)
-        decoder, weights = build_decoder(model, mesh, jax.random.key(0), "teacher", longest, features=None)
+            decoder, weights = build_decoder(model, mesh, jax.random.key(0), "teacher", longest, features=None)
     if options.weight_dtype is not None:
         with as_config_error():
             weights = quantized(weights, options.weight_dtype)

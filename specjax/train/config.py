@@ -89,6 +89,8 @@ class TrainConfig(Options):
         if self.rollout.carry_over is not None and loss.routing == "replay":
             raise ValueError("routing = replay: must be recompute with carry_over, which does not carry routes over")
         check_ladder(self.ladder)
+        if self.teacher.form != "exact" and loss.ratio == "sequence":
+            raise ValueError(f"teacher.form = {self.teacher.form}: must be exact with loss.ratio = sequence")
         if self.teacher.hint == "group" and self.rollout.group_size == 1:
             raise ValueError("teacher.hint = group: must be another with rollout.group_size = 1")
         for name, value, allowed in (("ladder", self.ladder, ()), ("carry_over", self.rollout.carry_over, None)):

@@ -110,11 +110,11 @@ def weighted_policy_loss(
     weights = joined(Params(trained, {}, base=base)).policy
     output = context.forward(weights, batch)
     place = batch.places(context.budget)
-    if context.teacher is None:
-        compared, (theta, entropy) = None, token_log_probs(weights, output, batch.tokens, context.law, place)
-    else:
-        compared = context.compare(weights, output, teacher, batch, place)
+    compared = None if context.teacher is None else context.compare(weights, output, teacher, batch, place)
+    if compared is not None and context.distillation.learns_from_teacher:
         theta, entropy = compared.theta, compared.entropy
+    else:
+        theta, entropy = token_log_probs(weights, output, batch.tokens, context.law, place)
     inputs = with_teacher_cost(loss_inputs(theta, batch, place), compared, context.distillation)
     each = per_token_loss(context.loss_fn, inputs, context.loss)
     by_token = with_divergence(each.loss, inputs.mask, compared, context.distillation)

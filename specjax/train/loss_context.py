@@ -76,9 +76,9 @@ class LossContext:
         output: of the policy with these weights. teacher: the teacher's; None: the same weights.
         """
         frozen = jax.lax.stop_gradient(weights if teacher is None else teacher)
-        forward, shift = self.teacher_forward(frozen, rows)
+        forward, longer = self.teacher_forward(frozen, rows)
         both = laws(weights, output, self.law), laws(frozen, forward, self.law)
-        return compare(*both, rows.tokens, place, self.distillation, shift)
+        return compare(*both, rows.tokens, place, self.distillation, longer)
 
     def teacher_forward(
         self, weights: PyTree, sequences: ScoredSequences

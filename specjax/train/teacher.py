@@ -17,9 +17,10 @@ from specjax.log_probs import Laws, drawn_and_entropy
 from specjax.options import Fraction, Options, Weight
 from specjax.train.loss import LossInputs
 
-# Number of likeliest tokens of both laws whose overlap is reported (arXiv 2604.13016), and of tokens of a completion
-# per one at which it is computed: sorting a vocabulary takes CPUs as long as a layer.
-LIKELIEST, PER_OVERLAP = 16, 32
+# Number of likeliest tokens of both laws whose overlap is reported (arXiv 2604.13016).
+LIKELIEST = 16
+# The overlap is computed at the first token of a completion and at every 32nd after it: CPUs sort a vocabulary for it.
+OVERLAP_EVERY = 32
 TeacherKind = Literal["none", "network", "base", "self"]
 
 
@@ -78,7 +79,8 @@ class Compared(NamedTuple):
         forward:    KL(teacher || policy).
         teacher:    Log-prob of the token under the teacher.
         teacher_entropy: Entropy of the teacher.
-        overlap:    Share of the policy's `LIKELIEST` tokens that are among the teacher's; at every `PER_OVERLAP`-th.
+        overlap:    Share of the policy's `LIKELIEST` tokens that are among the teacher's; at every `OVERLAP_EVERY`-th
+                    token, [B, M].
     """
 
     theta: Array
@@ -97,11 +99,11 @@ def compare(
     tokens: Int[Array, "B S"],
     at: Int[Array, "B N"],
     config: TeacherConfig,
-    shift: Int[Array, "B"] | None = None,
+    longer: Int[Array, "B"] | None = None,
 ) -> Compared:
     """Compare both laws at the tokens with these indices, each 1 or above.
 
-    shift: tokens that the teacher's rows have more before each completion; None: the rows are the same.
+    longer: by how many tokens the teacher's prompts are longer; None: its rows are the same.
 
     Ids that one vocabulary lacks are cut from the other.
     """
@@ -119,7 +121,7 @@ def compare(
         return overlap(*common_laws(policy.log_probs(own), teacher.log_probs(others)))
 
     before = jnp.maximum(at - 1, 0)
-    others = tokens_at(teacher.source, before if shift is None else before + shift[:, None])
+    others = tokens_at(teacher.source, before if longer is None else before + longer[:, None])
     own = tokens_at(policy.source, before)
     sparse = jax.lax.stop_gradient((sparsely(own), sparsely(others)))
     overlaps = policy.by_position(read_overlap, *sparse, networks=2)
@@ -128,9 +130,8 @@ def compare(
 
 
 def sparsely(x: Shaped[Array, "B N *rest"]) -> Shaped[Array, "B M *rest"]:
-    """Return every `PER_OVERLAP`-th of N tokens, beginning within the first; the middle one of fewer."""
-    stride = min(PER_OVERLAP, x.shape[1])
-    return x[:, stride // 2 :: stride]
+    """Return the tokens at which the overlap is computed."""
+    return x[:, ::OVERLAP_EVERY]
 
 
 def common_laws(log_s: Float[Array, "... V"], log_t: Float[Array, "... W"]) -> tuple[Array, Array]:
@@ -174,9 +175,13 @@ def with_divergence(
 
 
 class TeacherSums(NamedTuple):
-    """Sums over the trained tokens of a microbatch; of `stop_gap` and `stops` over those that are stop tokens.
+    """Sums over the trained tokens of a microbatch.
 
-    overlap, overlaps: over those at which it was computed.
+    Attributes:
+        divergence, reverse, forward: Of the policy and the teacher.
+        entropy:           Of the teacher.
+        overlap, overlaps: The overlap, and the number of tokens at which it was computed.
+        stop_gap, stops:   Log-prob under the teacher less the policy's, of stop tokens, and their number.
     """
 
     divergence: Array

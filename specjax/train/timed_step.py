@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -200,9 +201,10 @@ class ProbeStep:
         plain = replace(config, rollout=replace(rollout, draft_length=0, draft_lengths=()))
         self._mesh, self._timed, self._step = stages.mesh, Clock(), StagedStep(stages)
         self._plain = replace(stages, config=plain)
-        self._generate_plain = Program(self._plain.generate, stages.mesh, compute_dtype=stages.policy.dtype)
+        program = partial(Program, mesh=stages.mesh, compute_dtype=stages.policy.dtype)
+        self._generate_plain = program(self._plain.generate)
         self._plain_turns = self._plain.host_turns
-        self._teacher = None if stages.teacher is None else Program(stages.run_teacher, stages.mesh)
+        self._teacher = None if stages.teacher is None else program(stages.run_teacher)
 
     def __call__(self, state: TrainState, prompts: Prompts) -> StepResult:
         prompts = place(prompts, self._mesh)

@@ -164,6 +164,7 @@ def test_charts_name_metrics_that_runs_have():
     others += ("rollout/turns", "rollout/observed_tokens", "rollout/failed")
     others += ("time/decoding", "time/tools", "time/waiting")
     others += ("teacher/reverse_kl", "teacher/forward_kl", "teacher/overlap", "teacher/stop_gap", "time/teacher")
+    others += ("teacher/divergence", "teacher/entropy")
     assert {name for name in named if "(" not in name} <= {*STANDARD_METRICS, *others}
 
 

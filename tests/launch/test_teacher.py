@@ -21,7 +21,7 @@ from launch.phases.signals import StopSignals
 from launch.run.checks import check_run
 from launch.run.directory import open_run
 from launch.run.summary import summarize
-from launch.run.teacher_check import check_teacher
+from launch.run.teacher_check import PROMPTS, check_teacher
 from launch.setup.experiment import Experiment, build_experiment
 from launch.setup.teacher import check_same_teacher, hint_template
 from launch.train import train
@@ -138,8 +138,8 @@ def answers(experiment: Experiment, stopped: list[bool], last: int, monkeypatch:
         def __init__(self, *args: object, **options: object) -> None: ...
 
         def generate(self, *args: object) -> tuple[Rollout, float]:
-            rows = len(stopped)
-            return Rollout(np.full((rows, 1), last), np.ones(rows, int), np.array(stopped)), 0.0  # pyright: ignore[reportArgumentType]
+            ends = np.array([*stopped, *[False] * (PROMPTS - len(stopped))])
+            return Rollout(np.full((PROMPTS, 1), last), np.ones(PROMPTS, int), ends), 0.0  # pyright: ignore[reportArgumentType]
 
     monkeypatch.setattr(launch.run.teacher_check, "Sampler", Fake)
 
@@ -148,8 +148,8 @@ def answers(experiment: Experiment, stopped: list[bool], last: int, monkeypatch:
     ("stopped", "ends_by", "said"),
     [
         ([True, True, False], 20, None),
-        ([True, True, False], 14, "2 of 3 answers to training prompts end within 7 tokens, 2 as the policy's do"),
-        ([False, False], 3, "0 of 2 answers ...WARNING: none ends; raise rollout.max_new_tokens"),
+        ([True, True, False], 14, "2 of 8 answers to training prompts end within 7 tokens, 2 as the policy's do"),
+        ([False, False], 3, "0 of 8 answers ...WARNING: none ends; raise rollout.max_new_tokens"),
     ],
 )
 def test_a_teacher_must_end_as_the_policy_does(

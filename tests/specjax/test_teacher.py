@@ -106,7 +106,7 @@ def test_the_gradient_is_that_of_the_divergence_at_trained_tokens(exact, params,
 
 
 def test_microbatches_chunks_and_shared_prompts_give_the_same_gradient(exact, params, teacher) -> None:
-    """Test all at once: one prompt for two rows, four microbatches, three positions of logits at a time."""
+    """Test all at once: one prompt for two rows, two microbatches, three positions of logits at a time."""
     batch = replace(training.ragged_batch(ROWS, LENGTH, failed=FAILED, samples=2), mu=None)
     whole, sums = exact(params, batch, teacher)
     parts = replace(CONTEXT, microbatches=2, logit_chunk=3, samples=2, budget=LENGTH - 5)
@@ -140,7 +140,7 @@ def test_without_weight_the_gradient_has_the_bits_of_rewards_without_teacher(par
 
 
 def test_rewards_and_the_teacher_add_up(exact, params, teacher, batch) -> None:
-    """Test that the divergence leaves the gradient of rewards as it is, and beside them a sampled form too."""
+    """Test that the divergence leaves the gradient of rewards as it is."""
     scored = replace(batch, advantage=training.ragged_batch(ROWS, LENGTH, failed=FAILED).advantage)
     both, _ = exact(params, scored, teacher)
     of_teacher, _ = exact(params, batch, teacher)
