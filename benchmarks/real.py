@@ -10,7 +10,7 @@ stage that is finished is skipped, and one that was stopped goes on, by the same
     --out/before.json  accuracy before training; after.json: after it; before.jsonl, after.jsonl: the answers
     --out/run/         the training run, with report.html
     --out/compare.json times of whole steps
-    --out/teacher/     the trained policy; taught/: the run that learns from it; taught.json, taught.jsonl: as after
+    --out/teacher/     the trained policy; taught/: the run that learns from it; taught.json, taught.jsonl: its answers
     --out/NAME.txt     what each stage printed; stages.json: its seconds
     --report           all of it in one text
 """
@@ -58,8 +58,8 @@ def stages(recipe: str, model: Path, out: Path, compared_steps: int) -> list[Sta
 
     def training(name: str, to: Path, *options: object) -> Stage:
         # By itself, the recipe would distil and evaluate too.
-        alone = ("--distill.steps", 0, "--eval.every", 0, "--out", to, *(("--resume",) if to.exists() else ()))
-        return stage(name, "train", *networks, *options, *alone)
+        added = ("--distill.steps", 0, "--eval.every", 0, "--out", to, *(("--resume",) if to.exists() else ()))
+        return stage(name, "train", *networks, *options, *added)
 
     exporting = "-m", "launch.export", str(run), "--out", str(teacher)
     learning = "--teacher.path", teacher, "--reward.scorer", "none", "--reward.also"

@@ -48,7 +48,7 @@ from specjax.types import PyTree
 
 REACHED = 0.9  # share of the teacher's accuracy
 GRPO = "GRPO"
-_TAUGHT = {"teacher.rewards": False, "policy_optimizer.learning_rate": 1e-4}
+_TAUGHT: dict[str, object] = {"teacher.rewards": False, "policy_optimizer.learning_rate": 1e-4}
 # Changes of the recipe.
 ARMS: dict[str, dict[str, object]] = {
     "distilled": _TAUGHT,
