@@ -5,7 +5,7 @@ Run from the repository's root: python -m benchmarks.teacher --teacher DIR --jso
 DIR is the export of a run of the recipe `tiny` that was trained to its end. A policy warms up as `tiny` says, and a
 draft is distilled from its answers. Each arm (ARMS) starts from both, with the same prompts and noise. GRPO learns from
 rewards, and its divergence from the teacher is only measured. The other arms learn without rewards, from the exact
-reverse divergence, for half as many steps.
+reverse divergence, for half as many steps. If the teacher's run had the recipe's seed, GRPO is the same run again.
 
 Every few steps, held-out prompts are answered by plain decoding: the table has the accuracy, the mean of KL(policy ||
 teacher) over the tokens of these answers, in nats, and the draft's mean acceptance length in the rollouts since the row
