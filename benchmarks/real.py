@@ -1,21 +1,22 @@
 """A real model on two CPU cores, from its weights to the paper's table: `make real`, or `python -m benchmarks.real`.
 
 Fetches SmolLM2-135M-Instruct, distils an EAGLE-3 draft on the task's own prompts, evaluates, trains with GRPO,
-evaluates again, and times whole steps with and without drafting. Each stage is a program of this repository, started
-as a user starts it. A stage that is finished is skipped, and one that was stopped goes on, by the same command.
+evaluates again, and times whole steps with and without drafting. In the second half the same start learns from the
+trained policy, its teacher, without rewards. Each stage is a program of this repository, started as a user starts it. A
+stage that is finished is skipped, and one that was stopped goes on, by the same command.
 
     --out/model/       the model
     --out/draft/       the draft, and distill.json
     --out/before.json  accuracy before training; after.json: after it; before.jsonl, after.jsonl: the answers
     --out/run/         the training run, with report.html
     --out/compare.json times of whole steps
+    --out/teacher/     the trained policy; taught/: the run that learns from it; taught.json, taught.jsonl: its answers
     --out/NAME.txt     what each stage printed; stages.json: its seconds
     --report           all of it in one text
 """
 
 import argparse
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -24,15 +25,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from benchmarks.real_report import accuracies, report, stage_seconds
 from benchmarks.smollm2 import fetch
-from launch.timing import format_provenance
 from models.files import write_atomically
-
-# Lines of progress, which a report does without.
-PROGRESS = re.compile(r".*: \d+ of \d+ [\w ]+(,.*|( \.\.|; compiling \.\.))?")
-SHOWN = 6  # answers shown before and after training
 
 
 @dataclass(frozen=True)
@@ -50,7 +46,7 @@ class Stage:
 
 def stages(recipe: str, model: Path, out: Path, compared_steps: int) -> list[Stage]:
     """Return the stages in order. Their options go on with what an earlier process has left in `out`."""
-    draft, run = out / "draft", out / "run"
+    draft, run, teacher, taught = (out / name for name in ("draft", "run", "teacher", "taught"))
     networks = ("--model.path", model, "--draft.path", draft / "draft")
     trained = (*networks, "--checkpoint", run)
 
@@ -60,15 +56,23 @@ def stages(recipe: str, model: Path, out: Path, compared_steps: int) -> list[Sta
     def evaluation(name: str, *options: object) -> Stage:
         return stage(name, "evaluate", *options, "--json", out / f"{name}.json", "--save", out / f"{name}.jsonl")
 
-    # By itself, the recipe would distil and evaluate too.
-    training = ("--distill.steps", 0, "--eval.every", 0, "--out", run, *(("--resume",) if run.exists() else ()))
+    def training(name: str, to: Path, *options: object) -> Stage:
+        # By itself, the recipe would distil and evaluate too.
+        added = ("--distill.steps", 0, "--eval.every", 0, "--out", to, *(("--resume",) if to.exists() else ()))
+        return stage(name, "train", *networks, *options, *added)
+
+    exporting = "-m", "launch.export", str(run), "--out", str(teacher)
+    learning = "--teacher.path", teacher, "--reward.scorer", "none", "--reward.also"
     compared = ("--steps", compared_steps, "--draft-lengths", "1,3", "--json", out / "compare.json")
     return [
         stage("distill", "distill", "--model.path", model, "--out", draft, "--temperatures"),
         evaluation("before", *networks),
-        stage("train", "train", *networks, *training),
+        training("train", run),
         evaluation("after", *trained),
         stage("compare", "compare", *trained, *compared),
+        Stage("export", exporting),
+        training("teach", taught, *learning),
+        evaluation("taught", *networks, "--checkpoint", taught),
     ]
 
 
@@ -115,49 +119,6 @@ def stop_signals_to(process: subprocess.Popen[str]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def stage_seconds(out: Path) -> dict[str, Any]:
-    """Return a list by stage: its seconds over all processes that worked on it, if it is finished, and its command."""
-    path = out / "stages.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-
-
-def report(out: Path, source: str, names: list[str]) -> str:
-    """Return the text of the report: where it was measured, what each stage printed, and some answers."""
-    seconds = {name: spent for name, (spent, *_) in stage_seconds(out).items()}
-    parts = [
-        format_provenance("benchmarks.real"),
-        f"model     {source}",
-        f"minutes   {', '.join(f'{name} {seconds[name] / 60:.1f}' for name in names)}; "
-        f"together {sum(seconds.values()) / 60:.1f}, without fetching the model",
-        before_and_after(out),
-    ]
-    for name in names:
-        printed = (out / f"{name}.txt").read_text(encoding="utf-8").splitlines()
-        parts += ["", f"-- {name}", *(line.rstrip() for line in printed if not PROGRESS.fullmatch(line))]
-    return "\n".join([*parts, "", *answers(out)]) + "\n"
-
-
-def before_and_after(out: Path) -> str:
-    """Return a line with accuracy, its 95% interval, and acceptance length on held-out prompts, before and after."""
-    texts = []
-    for name in ("before", "after"):
-        (measured,) = json.loads((out / f"{name}.json").read_text(encoding="utf-8"))["sets"]
-        accuracy = "{value:.1%} [{low:.1%}, {high:.1%}]".format(**measured["measures"]["accuracy"])
-        texts.append(f"{accuracy} {name} training at acceptance length {measured['acceptance_length']:.2f}")
-    return f"accuracy  {', '.join(texts)}; {measured['prompts']} held-out prompts"
-
-
-def answers(out: Path) -> list[str]:
-    """Return lines with the first held-out answers before and after training, each with its reward."""
-    lines = []
-    for name in ("before", "after"):
-        lines.append(f"-- the first answers {name} training, with their rewards")
-        with (out / f"{name}.jsonl").open(encoding="utf-8") as records:
-            for record in (json.loads(line) for line, _ in zip(records, range(SHOWN), strict=False)):
-                lines.append(f"{record['reward']:<5.3g}  {json.dumps(record['completion'], ensure_ascii=False)}")
-    return lines
-
-
 def main() -> int:
     """Run the stages that are not finished, and write and print the report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -186,7 +147,7 @@ def main() -> int:
     text = report(out, source, [stage.name for stage in todo])
     path = options.report or out / "report.txt"
     write_atomically(path, text)
-    print(before_and_after(out))
+    print("\n".join(accuracies(out)))
     print(f"report: {path}; reward curves: {out / 'run' / 'report.html'}")
     return 0
 

@@ -63,7 +63,7 @@ ROOMS = {
         ("train",),
     ),
     "benchmarks": (
-        ("networks", "plotting", "slow_tool", "smollm2", "start"),
+        ("networks", "plotting", "real_report", "slow_tool", "smollm2", "start"),
         ("bench", "simulation"),
         ("algorithms", "cost_model", "draft_runs"),
         ("draft_plots",),

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import real
+from benchmarks import real, real_report
 from benchmarks.real import Stage
 from benchmarks.smollm2 import GGUF, SOURCE_FILE, fetch
 from launch.data.tokenizers import HuggingFaceTokenizer
@@ -48,16 +48,19 @@ def test_a_stopped_stage_continues_and_a_finished_one_is_skipped(
     allowed.touch()
     for name in ("before", "after"):
         (out / f"{name}.jsonl").write_text(f"{record}\n" * 9)
+    for name in ("before", "after", "taught"):
         (out / f"{name}.json").write_text(json.dumps({"sets": [MEASURED]}))
     assert start(monkeypatch, "--out", str(out)) == 0
     assert "first: finished earlier" in capsys.readouterr().out
     report = (out / "report.txt").read_text().splitlines()
     told = "25.0% [12.5%, 50.0%] {} training at acceptance length 1.50"
     assert f"accuracy  {told.format('before')}, {told.format('after')}; 16 held-out prompts" in report
+    shown = "25.0% [12.5%, 50.0%]"
+    assert f"taught    {shown} without rewards, from the same start; its teacher {shown}" in report
     assert "model     made by hand" in report and "loss of 3" in report
     assert report.count("tried") == 2 and not any("tokens/s" in line for line in report)
-    assert report.count(r'1      "A \"candle\"."') == 2 * real.SHOWN
-    seconds = real.stage_seconds(out)
+    assert report.count(r'1      "A \"candle\"."') == 2 * real_report.SHOWN
+    seconds = real_report.stage_seconds(out)
     assert all(finished and spent > 0 for spent, finished, _ in seconds.values())
     code["second"] = "print('of another recipe')"
     with pytest.raises(SystemExit, match="2"):
@@ -78,10 +81,10 @@ def test_row_59_seconds_and_output_are_kept_with_every_line(tmp_path: Path) -> N
     killed = f"from benchmarks.real import *; run_stage(Stage('a', ('-c', {code!r})), Path({str(tmp_path)!r}))"
     assert subprocess.run([sys.executable, "-c", killed]).returncode == -signal.SIGKILL
     assert (tmp_path / "a.txt").read_text() == "first\nsecond\n"
-    spent, finished, _ = real.stage_seconds(tmp_path)["a"]
+    spent, finished, _ = real_report.stage_seconds(tmp_path)["a"]
     assert spent >= 0.3 and not finished
     assert real.run_stage(Stage("a", ("-c", "print('third')")), tmp_path) == 0
-    total, finished, _ = real.stage_seconds(tmp_path)["a"]
+    total, finished, _ = real_report.stage_seconds(tmp_path)["a"]
     assert total > spent and finished
     assert (tmp_path / "a.txt").read_text() == "first\nsecond\nthird\n"
 
