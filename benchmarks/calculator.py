@@ -84,7 +84,7 @@ def facts(parts: list[tuple[str, str]], reward: float | None) -> dict[str, bool]
         "right after it": bool(results) and reward == 1.0,
         "right without": not calls and reward == 1.0,
         "invents": not calls and "<tool_response>" in first,
-        "reckons": not calls and "<tool_response>" not in first and bool(re.search(r"\d ?[*x] ?\d", first)),
+        "multiplies": not calls and "<tool_response>" not in first and bool(re.search(r"\d ?[*x] ?\d", first)),
     }
 
 
