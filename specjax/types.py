@@ -79,23 +79,23 @@ class TrainState:
         params:     Parameters of both networks.
         optimizer:  Optimiser states, arranged like the parameters.
         reference:  Policy parameters that KL is measured against, never updated; {} for `params.base`; or None.
-        teacher:    Parameters of a teacher that is a network of its own, never updated; None without.
         drafting:   State from which draft lengths are chosen (specjax.cost.Drafting); None if there is only one length.
         adaptation: State that controls draft training (specjax.train.draft.schedule); None without a draft to train.
         ahead:      Rollouts that wait for their updates (specjax.asynchronous), oldest first; on their own mesh.
         carried:    Groups that the newest rollout left (specjax.carry_over), on the mesh that
                     generates. None without carry-over.
+        teacher:    Parameters of a teacher that is a network of its own, never updated; None without.
     """
 
     step: Int[Array, ""]
     params: Params
     optimizer: Params
     reference: PyTree | None
-    teacher: PyTree | None = None
     drafting: PyTree | None = None
     adaptation: PyTree | None = None
     ahead: "tuple[Ahead, ...]" = ()
     carried: "CarryOver | None" = None
+    teacher: PyTree | None = None
 
 
 @pytree

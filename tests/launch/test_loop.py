@@ -63,6 +63,7 @@ class Recorder:
                 draft_vocabulary=None,
                 checksum=0,
                 networks=SimpleNamespace(base_hash=None),
+                teacher=None,
             ),
             pipeline=SimpleNamespace(__next__=None),
             saves=SimpleNamespace(save=self._save, newest=lambda: None),

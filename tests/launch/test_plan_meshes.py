@@ -151,5 +151,5 @@ def test_row_95_what_cannot_fit_is_refused_before_it_is_compiled_with_the_smalle
         str(caught.value),
         "mesh = one device: generate ...--rollout.phases 32 ...--data.prompts 16 ...more GPUs (--plan.gpus)",
     )
-    slots = dict(smaller_rollouts(config))
+    slots = dict(smaller_rollouts(config, phases=True))
     assert [words.split()[0] for words in slots] == ["--rollout.phases", "--data.prompts", "--data.max-prompt-tokens"]

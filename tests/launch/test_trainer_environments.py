@@ -79,12 +79,12 @@ def test_without_an_environment_there_is_none(started: list[Started]) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "reward = None: must be a function or the name of a scorer without tools and environment"),
+        ({}, "reward = None: must be a function or the name of a scorer without environment and teacher"),
         ({"tools": [add], "environment": make}, "tools = ...: must be empty with an environment"),
         ({"tools": [add, f"{HERE}:add"]}, "tools = ...: must all be functions, or all be names"),
         (
             {"tools": [add]},
-            "reward = None: must be a function or the name of a scorer with tools, which give no reward",
+            "reward = None: must be a function or the name of a scorer without environment and teacher",
         ),
         ({"tools": ["add"]} | SCORED, "environment.tools = add: must be package.module:name"),
         ({"tools": add}, "tools = <function add...: must be a list of functions, or of names"),
