@@ -22,13 +22,17 @@ from configs.override import override
 from configs.schema import ArithmeticConfig, RunConfig
 from launch.cli.fields import fields_of
 from launch.cli.recipe_options import RECIPE_ONLY, reads
-from launch.run.directory import CHECKPOINTS
-from launch.setup.experiment import Experiment
+from launch.phases.long_phases import LongPhases
+from launch.phases.signals import StopSignals
+from launch.run.directory import CHECKPOINTS, open_run
+from launch.setup.experiment import Experiment, build_experiment
+from launch.train import train
 from models.config import DecoderConfig
 from specjax.checkpoint import Checkpointer
 from specjax.drafters import Drafter
+from specjax.rewards import RewardFn
 from specjax.train.state import init_train_state
-from specjax.types import Policy, PyTree
+from specjax.types import Policy, PyTree, TrainState
 
 DRAFT_LENGTH = 2
 FIELDS = {field.flag: field for field in fields_of(RunConfig)}
@@ -165,6 +169,14 @@ def share_programs(patch: pytest.MonkeyPatch, maker: str) -> None:
         return made[key]
 
     patch.setattr(maker, shared)
+
+
+def run_to_the_end(config: RunConfig, reward_fn: RewardFn) -> tuple[TrainState, Experiment]:
+    """Return the last state of a run in this process, and what it began with."""
+    with open_run(config) as directory:
+        experiment = build_experiment(config, takes_steps=True)
+        state, _ = train(experiment, reward_fn, reward_fn, directory, StopSignals(print), LongPhases())
+        return state, experiment
 
 
 def leave_run(directory: Path, experiment: Experiment, vocabulary: list[int] | None = None) -> None:

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -13,18 +14,14 @@ import launch.setup.networks
 from configs.override import override
 from configs.schema import RunConfig
 from launch.cli.options import parse_run
-from launch.phases.long_phases import LongPhases
-from launch.phases.signals import StopSignals
-from launch.run.directory import open_run
 from launch.run.networks import restore_params
 from launch.run.pin_references import with_commits
 from launch.run.summary import summarize
 from launch.setup.experiment import Experiment, build_experiment
-from launch.train import train
 from launch.trainer import TrainedRun
 from specjax.checkpoint_integrity import fingerprint
 from specjax.types import TrainState
-from tests.launch.programs import ONE_LAYER, SMALLEST, assert_same_run, metrics, saved_state
+from tests.launch.programs import ONE_LAYER, SMALLEST, assert_same_run, metrics, run_to_the_end, saved_state
 from tests.launch.test_resume import odd
 from tests.refusals import refuses
 
@@ -43,12 +40,7 @@ CONFIG = override(
 Trained = tuple[Path, TrainState, Experiment]
 
 
-def run(config: RunConfig) -> tuple[TrainState, Experiment]:
-    """Return the last state of a run, and what it began with."""
-    with open_run(config) as directory:
-        experiment = build_experiment(config, takes_steps=True)
-        state, _ = train(experiment, odd, odd, directory, StopSignals(print), LongPhases())
-        return state, experiment
+run = partial(run_to_the_end, reward_fn=odd)
 
 
 @pytest.fixture(scope="module")

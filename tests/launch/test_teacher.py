@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,11 @@ from configs.schema import RunConfig
 from launch.cli.options import parse_run
 from launch.data.arithmetic import ALPHABET
 from launch.data.tokenizers import CharacterTokenizer, HuggingFaceTokenizer
-from launch.phases.long_phases import LongPhases
-from launch.phases.signals import StopSignals
 from launch.run.checks import check_run
-from launch.run.directory import open_run
 from launch.run.summary import summarize
 from launch.run.teacher_check import PROMPTS, check_teacher
 from launch.setup.experiment import Experiment, build_experiment
 from launch.setup.teacher import check_same_teacher, hint_template
-from launch.train import train
 from models.config import DecoderConfig
 from models.decoder import init_decoder
 from models.hf.save import save_policy
@@ -34,7 +31,7 @@ from specjax.parallel.mesh import MeshConfig, make_mesh
 from specjax.rewards import no_reward
 from specjax.types import Rollout, TrainState
 from tests.launch.chat_tokenizers import write_chat_tokenizer
-from tests.launch.programs import ONE_LAYER, SMALLEST, assert_same_run, metrics, saved_state
+from tests.launch.programs import ONE_LAYER, SMALLEST, assert_same_run, metrics, run_to_the_end, saved_state
 from tests.refusals import refuses
 
 pytestmark = pytest.mark.usefixtures("steps_once")
@@ -68,12 +65,7 @@ def write_teacher(directory: Path, shape: DecoderConfig = SHAPE, seed: int = 5) 
     return directory
 
 
-def run(config: RunConfig) -> tuple[TrainState, Experiment]:
-    """Return the last state of a run, and what it began with."""
-    with open_run(config) as directory:
-        experiment = build_experiment(config, takes_steps=True)
-        state, _ = train(experiment, no_reward, no_reward, directory, StopSignals(print), LongPhases())
-        return state, experiment
+run = partial(run_to_the_end, reward_fn=no_reward)
 
 
 @pytest.fixture(scope="module")
